@@ -1,7 +1,8 @@
 """rlinf_async: an asyncio-native actor framework for distributed reinforcement learning."""
 
-# docs/architecture.md has the floor plan; tests/test_layers.py enforces it on imports.  Importing this package loads
-# none of its modules: each name is loaded on first use, because a node's daemon needs only a third of them.
+# docs/architecture.md describes the layers, and tests/test_layers.py checks that imports respect them. Importing this
+# package loads none of its modules: each name is loaded on first use, because a node's daemon needs only a third of
+# them.
 
 from typing import TYPE_CHECKING
 

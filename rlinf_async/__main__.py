@@ -15,7 +15,7 @@ rlinf_async is a package to be imported: `from rlinf_async import Cluster, Worke
 
 
 def main() -> int:
-    """Print usage, or the versions with ``--version``. Return the exit code. Does not import the reported packages."""
+    """Print the usage or, with ``--version``, the versions, without importing the packages. Return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m rlinf_async",
         description=_USAGE,

@@ -1,8 +1,8 @@
-"""Lazy public names: a module's imports under ``if TYPE_CHECKING``, executed on first use of a name.
+"""Lazy public names: executes a module's imports under ``if TYPE_CHECKING`` when a name is first used.
 
-These imports are the module's only table of public names.  Type checkers and editors read it unchanged, and this module
-reads it for ``__getattr__``, ``__dir__`` and ``__all__``.  Each name is imported as ``from its.module import Name as
-Name``; names from ``from another.table import *`` are found, too, but not listed.
+These imports are the module's only table of public names. Type checkers and editors read the table as ordinary imports,
+and this module derives ``__getattr__``, ``__dir__`` and ``__all__`` from it. Each name is imported as ``from its.module
+import Name as Name``; names from ``from another.table import *`` are found, too, but not listed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 
 @functools.cache
 def read_table(module: str) -> tuple[dict[str, str], list[str]]:
-    """Return the public names of a module with their defining modules, and the tables that it includes.
+    """Return a dict that maps a module's public names to their defining modules, and a list of the tables it includes.
 
-    The module's compiled code is executed again, as for a type checker, with an ``__import__`` that only records
-    imports, so no source file is needed.  The table begins after the import of ``lazy_names``.
+    The module's compiled code is executed again with ``TYPE_CHECKING`` true and an ``__import__`` that only records
+    imports, so no source file is needed. The table begins after the import of ``lazy_names``.
     """
     homes: dict[str, str] = {}
     others: list[str] = []
@@ -39,7 +39,7 @@ def read_table(module: str) -> tuple[dict[str, str], list[str]]:
 
 
 def lazy_names(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` for a module, from its table."""
+    """Return a module's ``__getattr__`` and ``__dir__``, derived from its table."""
 
     def get(name: str) -> Any:
         homes, others = read_table(module)

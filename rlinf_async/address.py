@@ -1,4 +1,4 @@
-"""Worker addresses in the tree of groups (``rollout:2:0``), and frozen records: ``WorkerInfo``, ``NodeInfo``."""
+"""``WorkerAddress``, a worker's address such as ``rollout:2:0``, and the records ``WorkerInfo`` and ``NodeInfo``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @total_ordering
 class WorkerAddress:
-    """A worker's position in the tree of groups: a root group's name and a path of ranks.
+    """The position of a worker in the tree of groups: a root group's name and a path of ranks.
 
     Rank 2 of ``rollout`` is ``rollout:2``; rank 0 of a group launched by that worker is ``rollout:2:0``.
 
@@ -46,7 +46,7 @@ class WorkerAddress:
         return self.rank_path[-1] if self.rank_path else 0
 
     def get_name(self) -> str:
-        """Return the name, ``"rollout:2:0"``: the group and the ranks."""
+        """Return the name, which consists of the group and the ranks, such as ``"rollout:2:0"``."""
         return ":".join((self.root_group_name, *map(str, self.rank_path)))
 
     def get_parent_rank(self) -> int:
@@ -121,7 +121,7 @@ class WorkerInfo:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> WorkerInfo:
-        """Return the info from plain data: fields by name, the address as a str, and any kind of sequences."""
+        """Build the info from plain data: a mapping of field names to values, with the address as a str."""
         return cls(
             **{
                 **facts,
@@ -148,21 +148,21 @@ class WorkerInfo:
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """Description of a node of the cluster.
+    """A description of a node of the cluster.
 
     Attributes:
-        node_rank: position in the hosts list, counted from 0.
-        name: the host as the user wrote it, as shown in prefixes and errors.
-        node_ip: address at which other nodes reach this node.
+        node_rank: position in the list of hosts, counted from 0.
+        name: the host as written by the user; shown in output prefixes and errors.
+        node_ip: IP address at which other nodes reach this node.
         num_cpus: number of CPUs that this node may use, limited by affinity and cgroup.
-        accelerators: visible device ids in the node's own notation (``CUDA_VISIBLE_DEVICES`` entries).
-        accelerator_type: ``"NV_GPU"``, …, or ``"NO_ACCEL"``.
+        accelerators: ids of the visible devices, as entries of ``CUDA_VISIBLE_DEVICES``.
+        accelerator_type: family of accelerators, such as ``"NV_GPU"``, or ``"NO_ACCEL"``.
         accelerator_model: for example ``"NV_GPU:H200"``; empty if the node has no device.
-        python_interpreter_path: interpreter of the node's daemon, and by default of its workers.
-        node_labels: labels from the hosts file, and from the node's groups.
-        env_vars: variables that the configuration sets for all of the node's workers.
-        hardware_resources: hardware other than accelerators, one resource (``type``, ``infos``) for each kind.
-        rehearsed: true if the accelerators are only declared.
+        python_interpreter_path: Python interpreter of the node's daemon and, by default, of its workers.
+        node_labels: labels from the hosts file and from the node's groups.
+        env_vars: environment variables that the configuration sets for all of the node's workers.
+        hardware_resources: hardware other than accelerators, one resource (``type``, ``infos``) per kind.
+        rehearsed: true if the accelerators do not exist but are only declared, for a rehearsal.
     """
 
     node_rank: int

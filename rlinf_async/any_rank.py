@@ -1,4 +1,4 @@
-"""``AnyRank``: calls that any rank of a group may take; ``AnyStream``: the items of such a stream."""
+"""``AnyRank``: makes calls that any rank of a group may serve; ``AnyStream``: a stream from such a rank."""
 
 from __future__ import annotations
 
@@ -38,11 +38,10 @@ class _Method(Protocol):
 
 
 class AnyRank:
-    """Calls that any rank of a group may take, from ``group.any()``; each goes to the live rank with the fewest open
-    calls.
+    """Makes calls that any rank of a group may serve; each goes to the live rank with the fewest open calls.
 
-    Every public method of the worker class is a method of this object.  A call returns a ``Handle`` for a single
-    result, not a list; an async generator method returns a ``Stream`` of items without ranks.
+    ``group.any()`` returns such an object, which has every public method of the worker class. A call returns a
+    ``Handle`` for a single result, not a list; an async generator method returns a ``Stream`` of items without ranks.
 
     Example:
         pool = rollout.any(in_flight=8, stall_timeout=60)
@@ -87,7 +86,7 @@ class AnyRank:
             encoded = codec.encode_arguments(*share, describe=describe, root=("args", "kwargs"))
         request = PoolRequest(self._ranks, self._in_flight, self._stall_timeout, self._key)
         call = (_AnyStreamCall if method.streams else _AnyCall)(calls, request, method)
-        # The call may be sent again later, and the arguments may change before then.
+        # Encode the arguments now, because the call may be sent again later, after they have changed.
         if method.is_idempotent and not isinstance(encoded, bytes):
             encoded = encoded.to_bytes()
         calls.submit(call, encoded)
@@ -99,7 +98,7 @@ def check_options(in_flight: Any, key: Any, stall_timeout: Any) -> None:
 
     Raises:
         TypeError: ``key`` cannot be hashed.
-        ValueError: another argument is out of its bounds.
+        ValueError: another argument is out of bounds.
     """
     if in_flight is not None and (isinstance(in_flight, bool) or not isinstance(in_flight, int) or in_flight < 1):
         raise ValueError(
@@ -120,9 +119,9 @@ def check_options(in_flight: Any, key: Any, stall_timeout: Any) -> None:
 
 
 class _Pooled:
-    # Mixed into ``Handle`` and ``StreamCall``: a call that belongs to a rank only during an attempt. A rank that was
-    # found silent may answer late, under the call's old number; ``_Leftover`` takes that answer, and the call gets a
-    # new number.
+    # Mixin for ``Handle`` and ``StreamCall``: a call that belongs to a rank only during an attempt. A silent rank may
+    # still answer late, under the call's old number. ``_Leftover`` receives that answer, because the call gets a new
+    # number.
 
     _callee: Any
     _call: int
@@ -138,7 +137,7 @@ class _Pooled:
         request.owner = self
         self._body: Encoded | bytes = b""
         self._attempt: Attempt | None = None
-        self._has_spare = method.is_idempotent  # whether the call may be restarted once more, on another rank
+        self._has_spare = method.is_idempotent  # whether the call may still be restarted once on another rank
         self._stalled_s = 0.0
 
     def _title(self) -> str:
@@ -148,7 +147,7 @@ class _Pooled:
         raise NotImplementedError
 
     def _start(self, attempt: Attempt) -> bool:
-        """Send the call to the rank that the pool has chosen. Return False if the call was cancelled."""
+        """Send the call to the rank chosen by the pool. Return False if the call was cancelled."""
         if self._is_over():
             return False
         self._attempt = attempt
@@ -162,7 +161,7 @@ class _Pooled:
         return True
 
     def _take_last(self, status: int, body: Body) -> bool:
-        """Leave the rank after its last answer. Return True if the rank was lost and the call starts again."""
+        """Detach from the rank after its last answer. Return True if the rank was lost and the call starts again."""
         attempt, target = self._attempt, self._targets[0]
         assert attempt is not None
         is_moved = status in GONE and self._may_move()
@@ -192,11 +191,11 @@ class _Pooled:
         self._call, self._targets, self._cancel_sent, self._departed = 0, (), False, False
 
     def _start_again(self) -> None:
-        call: Any = self  # the whole object, not only this mixin
+        call: Any = self  # the whole object, not only this mixin's part
         self._calls.wait(call)
 
     def _stall(self, attempt: Attempt) -> None:
-        """Handle the silence of the call's rank: restart the call on another rank, or abandon it."""
+        """Handle a silent rank: restart the call on another rank, or abandon the call."""
         client, limit = self._calls.members.client, self._request.stall_timeout
         assert limit is not None
         if not self._departed:  # another thread is still sending the call
@@ -204,7 +203,7 @@ class _Pooled:
         elif self._is_over():
             attempt.detach()
         elif not self._may_move():
-            attempt.since = None  # a new wait sets it again: an answer may arrive during the daemons' query
+            attempt.since = None  # a new wait sets it again, because an answer may arrive while the daemons are queried
             self._stalled_s = limit
             self._abandon_stalled()
         elif client.hand_over(self._call, _Leftover(self._calls, attempt, self._method, self._targets)):
@@ -256,7 +255,7 @@ class _Pooled:
 
 
 class _AnyCall(_Pooled, Handle[Any]):
-    # Call that any rank may take; ``await`` returns its single result.
+    # A call that any rank may serve; ``await`` returns its single result.
 
     def __init__(self, calls: PoolCalls, request: PoolRequest, method: _Method) -> None:
         Handle.__init__(self, calls.callee(request.ranks[0]), method.name)
@@ -291,16 +290,16 @@ class _AnyCall(_Pooled, Handle[Any]):
 
 
 class _AnyStreamCall(_Pooled, StreamCall):
-    # Stream that any rank may take. If its method is ``@idempotent`` and its rank is lost, the next request for an item
-    # sends the call again, with the items received so far. This happens in the consumer's thread, because decoding runs
-    # user code.
+    # A stream that any rank may serve. If its method is ``@idempotent`` and its rank is lost, the next request for an
+    # item sends the call again, with the items received so far. This happens in the consumer's thread, because decoding
+    # items runs user code.
 
     def __init__(self, calls: PoolCalls, request: PoolRequest, method: _Method) -> None:
         StreamCall.__init__(self, calls.callee(request.ranks[0]), method.name)
         self._join(calls, request, method)
-        # Received items, kept as long as another rank may need them to resume.
+        # Received items, kept while another rank may need them to resume the stream.
         self._came: list[Body] | None = [] if method.is_idempotent else None
-        self._is_lost = False  # true between the loss of the rank and the repeated call
+        self._is_lost = False  # true from the loss of the rank until the call is repeated
 
     def _is_over(self) -> bool:
         return self._closed or self._error is not None
@@ -378,7 +377,7 @@ class _AnyStreamCall(_Pooled, StreamCall):
 
 
 class _Leftover:
-    # Receiver of a silent rank's answers to a call that another rank has taken over.
+    # Receives a silent rank's late answers to a call that another rank has taken over.
 
     def __init__(self, calls: PoolCalls, attempt: Attempt, method: str, targets: Sequence[int]) -> None:
         self._calls = calls
@@ -403,9 +402,10 @@ class _Leftover:
 
 
 class AnyStream(Stream[Any]):
-    """Items that one rank yields from an async generator method; if the rank is lost, another rank continues.
+    """A stream of the items that one rank yields from an async generator method.
 
-    Like ``Stream``, except that a loop over it yields the items alone.
+    It is like ``Stream``, except that a loop over it yields items without ranks. If the rank is lost, another rank may
+    continue.
     """
 
     def __aiter__(self) -> AsyncIterator[Any]:

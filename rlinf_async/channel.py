@@ -1,4 +1,4 @@
-"""``Channel``, the user API of a queue, in daemons or local: create, connect, put, get, batch, close."""
+"""``Channel``: the user API for queues, which live in daemons or locally: create, connect, put, get, batch, close."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _GET: Final = EventKind.GET
 
 @dataclass(order=True)
 class WeightedItem:
-    """Item in the result of ``peek_all``; ordered by weight."""
+    """An item in the result of ``peek_all``; items are ordered by weight."""
 
     weight: int
     item: Any = field(compare=False)
@@ -46,27 +46,27 @@ class WeightedItem:
 
 # RLinf's channel interface has more than 30 methods, with overloads, all implemented in ``_channels``.
 class Channel:
-    """First-in-first-out queue that any process of the run can put into and get from, by name or as an argument.
+    """A first-in-first-out queue that any process of the run can use, found by name or received as an argument.
 
-    A channel lives in one node's daemon, not in any worker, so an accepted item outlives its producer. If a consumer is
-    cancelled or killed before its ``get`` returns, the next consumer gets the item, at its old place; after that the
-    item belongs to its consumer and is never delivered again. ``lease`` keeps items in the channel until a block ends
-    without an error. Items that one producer puts under one key are delivered in order. The contents do not survive the
-    node that holds them.
+    A channel lives in one node's daemon, not in a worker, so an accepted item outlives its producer. If a consumer is
+    cancelled or killed before its ``get`` returns, the item returns to its old place in the queue; once ``get`` has
+    returned, the item belongs to its consumer and is never delivered again. ``lease`` keeps items in the channel until
+    a block ends without an error. Items that one producer puts under one key are delivered in order. The contents are
+    lost if the node that holds them is lost.
 
     Names are only used by ``create`` and ``connect``; a channel object always means the same channel. A new channel
     with the name of a closed one is a different channel.
 
-    A put into a channel with ``maxsize`` or ``max_bytes`` is done when the channel has accepted the item. Without a
-    bound, and if the producer runs on the channel's node, it is done when the item has been sent, because the daemon
-    reads everything that a killed process has sent. An item that arrives after a close is lost, and its producer's next
+    A put is done when the channel has accepted the item. If the channel has neither ``maxsize`` nor ``max_bytes`` and
+    the producer runs on the channel's node, the put is done as soon as the item has been sent, because the daemon reads
+    everything that a killed process has sent. An item that arrives after a close is lost, and its producer's next
     operation on the channel reports the loss.
 
-    In a coroutine the methods start immediately and return a ``Work`` to await; elsewhere they block and return the
-    result, unless ``async_op=True``. For type checkers the result is ``Any``, or a ``Work`` with ``async_op=True``.
+    In a coroutine, the methods start immediately and return a ``Work`` to await. Elsewhere they block and return the
+    result, unless ``async_op=True``. For type checkers, the result is ``Any``, or a ``Work`` with ``async_op=True``.
 
     Do not change an item until its put is done. Tensors on a GPU are sent through CPU memory and arrive on the
-    consumer's current device; the channel holds a copy, so the producer may free its own after the put.
+    consumer's current device. The channel holds a copy, so the producer may free its tensors after the put.
 
     Example:
         channel = Channel.create("obs", maxsize=8)
@@ -77,8 +77,8 @@ class Channel:
         for obs in channel: ...                  # the same in a def method or a script
 
     Replay buffer:
-        Producers put transitions; the learner moves them into its own buffer, which drops the oldest, and waits only
-        for the first transitions. When the channel ends, ``EndOfChannel`` ends the loop::
+        Producers put transitions. The learner waits only for the first transitions, and moves all into its own buffer,
+        which drops the oldest. When the channel ends, ``EndOfChannel`` ends the loop::
 
             replay = collections.deque(await channel.get_many(1_000), maxlen=100_000)
             while True:
@@ -97,7 +97,7 @@ class Channel:
         self._local = local
         self._roster: registration.Roster | None = None
         self._promise: registration.Promise | None = None
-        """Placeholder for the channel in other processes that received it before it had a number."""
+        """Placeholder for the channel in processes that received the channel before it had a number."""
         self._replicas: Replicas | None = None
         self._opening: Work[None] | None = None
         self._closing: Work[None] | None = None
@@ -141,22 +141,22 @@ class Channel:
     ) -> Channel:
         """Create a channel; if one with that name exists, log a warning and connect to it.
 
-        In a coroutine it returns immediately, and ``await channel`` waits until the channel exists; puts made before
-        then are sent in order. A driver's channel lives until it or the cluster is closed, a worker's until it or the
-        worker's group is closed.
+        In a coroutine it returns immediately, and ``await channel`` waits until the channel exists; earlier puts are
+        sent in order once it does. A channel created by a driver lives until it or the cluster is closed; a worker's
+        channel lives until it or the worker's group is closed.
 
         Args:
-            name: name for ``connect``; free again once the channel is closed.
-            maxsize: limit of items per key; 0 means no bound.
+            name: name for ``connect``; it can be reused once the channel is closed.
+            maxsize: maximum number of items per key; 0 means no bound.
             distributed: create one queue on every node; a key belongs to the node that uses it first.
             node_rank: node that holds the queue, unless it is distributed.
-            local: create a queue in this process only; each process that receives the channel has its own queue. A
-                forked child has none, because its copy would be inconsistent.
+            local: create a queue in this process only. Each process that receives the channel gets its own queue; a
+                forked child gets none, because its copy would be inconsistent.
             disable_distributed_log: accepted for RLinf's programs and ignored, because a channel has no process that
                 could log.
-            max_bytes: total size of all items, beyond which puts wait; by default half of the node's or container's
-                memory.
-            cluster: cluster of the channel, needed if several are open in this process.
+            max_bytes: maximum total size of all items, beyond which puts wait; by default half of the node's or
+                container's memory.
+            cluster: the cluster for the channel; required if several clusters are open in this process.
 
         Raises:
             RuntimeError: ``cluster=`` was not given, and this process does not have exactly one open cluster.
@@ -200,7 +200,7 @@ class Channel:
         Args:
             current_worker: accepted for RLinf's programs and ignored: a process knows which worker it is.
             cluster: as in ``create``.
-            timeout: seconds, by default ``RLINF_NAME_TIMEOUT_S``; 0 finds only an existing channel.
+            timeout: seconds to wait, by default ``RLINF_NAME_TIMEOUT_S``; 0 finds only an existing channel.
 
         Raises:
             DeadlineExceeded: the channel did not exist in time; the error lists the existing channels.
@@ -280,7 +280,7 @@ class Channel:
 
     @property
     def maxsize(self) -> int:
-        """Limit of items per key; 0 means no bound."""
+        """Maximum number of items per key; 0 means no bound."""
         return self._maxsize
 
     @property
@@ -302,22 +302,26 @@ class Channel:
         """Append an item to its key's queue; wait while the queue is full.
 
         Args:
-            weight: weight for ``get_batch``: a whole number, not negative.
+            weight: weight for ``get_batch``, a non-negative integer.
             key: any hashable value; each key has its own queue.
             async_op: return a ``Work`` instead of blocking.
-            timeout: seconds, after which the item is withdrawn. With 0 it is put only if there is room immediately.
+            timeout: seconds after which the item is withdrawn; with 0, the item is put only if there is room
+                immediately.
 
         Returns:
-            None once the item is accepted or, in a channel without a bound on this node, sent; in a coroutine or with
-            ``async_op`` a ``Work`` of it.
+            None, once the item is accepted, or sent to an unbounded channel on this node. In a coroutine, or with
+            ``async_op``, a ``Work`` that resolves to None.
 
         Raises:
-            DeadlineExceeded: the queue was full for ``timeout`` seconds; the error says if the channel may have it.
+            DeadlineExceeded: the queue was full for ``timeout`` seconds; the error says whether the channel may still
+                have received the item.
             ClosedError: the channel is closed, or was closed before an earlier item arrived.
             NodeLost: the channel's node is lost; it is unknown whether the item was accepted.
             SerializationError: the item cannot be serialized.
-            ValueError: the item alone exceeds ``max_bytes``; immediately, the weight or the timeout is negative.
-            TypeError: immediately, the weight is not a whole number, the timeout not a number or the key not hashable.
+            ValueError: the item alone exceeds ``max_bytes``. Raised immediately if the weight or the timeout is
+                negative.
+            TypeError: raised immediately if the weight is not an integer, the timeout is not a number, or the key is
+                not hashable.
         """
         accepted: NoneOrWork = _finish(self._start(self._arguments.put(item, weight, key, timeout)), async_op)
         return accepted
@@ -337,16 +341,18 @@ class Channel:
 
         Args:
             async_op: return a ``Work`` instead of blocking.
-            timeout: seconds; an item that arrives later stays in the channel. With 0 only an available item is taken.
+            timeout: seconds to wait; an item that arrives later stays in the channel. With 0, only an item that is
+                already available is taken.
 
         Returns:
-            The item; in a coroutine or with ``async_op`` a ``Work`` of it.
+            The item. In a coroutine, or with ``async_op``, a ``Work`` that resolves to it.
 
         Raises:
             DeadlineExceeded: no item was available for ``timeout`` seconds.
             EndOfChannel: the channel is closed, and no items are left under this key.
             NodeLost: the channel's node is lost, and the contents with it.
-            TypeError, ValueError: immediately, the timeout is not a number or negative, or the key not hashable.
+            TypeError, ValueError: raised immediately if the timeout is not a number or is negative, or the key is not
+                hashable.
         """
         return _finish(self._start(self._arguments.get(key, timeout)), async_op)
 
@@ -380,23 +386,24 @@ class Channel:
         *,
         timeout: float | None = None,
     ) -> Any:
-        """Take items in order until their total weight is ``target_weight``, or the next item would exceed it.
+        """Take items in order until their total weight reaches ``target_weight``, or the next item would exceed it.
 
         It takes at least one item, and waits for more while the weight is below the target; at the end of the channel
         it takes all remaining items.
 
         Args:
-            target_weight: a whole number, not negative.
+            target_weight: a non-negative integer.
             async_op: return a ``Work`` instead of blocking.
-            timeout: seconds, after which gathered items stay in the channel. With 0 only an available batch is taken.
+            timeout: seconds to wait; if they expire, the gathered items stay in the channel. With 0, only a batch that
+                is already available is taken.
 
         Returns:
             A list; in a coroutine or with ``async_op`` a ``Work`` of it.
 
         Raises:
-            ValueError: the next item alone weighs more than ``target_weight``, or the gathered items fill
+            ValueError: the next item alone weighs more than ``target_weight``, or the gathered items already fill
                 ``max_bytes``. The items stay in the channel.
-            TypeError, ValueError: immediately, the weight is not a whole number, or is negative.
+            TypeError, ValueError: raised immediately if the weight is not an integer or is negative.
             Exception: as for ``get``.
         """
         return _finish(self._start(self._arguments.get_batch(target_weight, key, timeout)), async_op)
@@ -435,20 +442,20 @@ class Channel:
         At the end of the channel it takes all remaining items; only the next call raises ``EndOfChannel``.
 
         Args:
-            n: at least 1; each item counts as one, whatever its weight.
+            n: number of items, at least 1; weights are ignored.
             async_op: return a ``Work`` instead of blocking.
-            wait: False takes the available items, at most ``n`` and perhaps none.
-            timeout: seconds, after which gathered items stay in the channel. With 0, ``n`` items are taken if that many
-                are available. Not allowed with ``wait=False``.
+            wait: False takes only the available items, at most ``n`` and perhaps none.
+            timeout: seconds to wait; if they expire, the gathered items stay in the channel. With 0, ``n`` items are
+                taken only if that many are available. Not allowed with ``wait=False``.
 
         Returns:
             A list; in a coroutine or with ``async_op`` a ``Work`` of it.
 
         Raises:
             EndOfChannel: the channel is closed, and no items are left under this key; also with ``wait=False``.
-            ValueError: the gathered items fill ``max_bytes``. The items stay in the channel.
-            TypeError, ValueError: immediately, ``n`` is not a whole number, or less than 1; ``wait`` is not a bool, or
-                False with a ``timeout``.
+            ValueError: the gathered items already fill ``max_bytes``. The items stay in the channel.
+            TypeError, ValueError: raised immediately if ``n`` is not an integer or is less than 1, or if ``wait`` is
+                not a bool, or is False with a ``timeout``.
             Exception: as for ``get``.
         """
         return _finish(self._start(self._arguments.get_many(n, key, wait, timeout)), async_op)
@@ -458,7 +465,7 @@ class Channel:
     @overload
     def drain(self, key: Any = _DEFAULT_KEY, async_op: bool = False) -> Any: ...
     def drain(self, key: Any = _DEFAULT_KEY, async_op: bool = False) -> Any:
-        """Take all items queued under a key, in order, perhaps none: as many as ``qsize`` would return.
+        """Take all items queued under a key, in order. There may be none; ``qsize`` returns their number.
 
         Returns, Raises:
             As for ``get_many`` with ``wait=False``.
@@ -469,15 +476,15 @@ class Channel:
         """Iterate over a key's items until the channel is closed and empty: ``async for``, or ``for`` in ``def``
         methods.
 
-        The loop requests several items at once. Items that the loop has not yielded return to their places when the
-        loop or its process ends.
+        The loop requests several items at once. When the loop or its process ends, items that it has requested but not
+        yielded return to their places.
 
         Args:
             window: items requested at once, at least 1; by default 16 if this loop is the channel's only consumer, and
                 1 if there are several.
 
         Raises:
-            TypeError, ValueError: immediately, the window is not a whole number, or less than 1.
+            TypeError, ValueError: raised immediately if the window is not an integer or is less than 1.
         """
         reading = self._arguments.read(key, window)
         return ChannelItems(lambda reader: self._start(self._arguments.next_of(reading, reader)), self._name)
@@ -509,15 +516,16 @@ class Channel:
         Entering waits for the items as ``get_many`` does.
 
         Args:
-            n: at least 1; fewer items at the end of the channel.
-            timeout: seconds after the channel has delivered the items. Afterwards they return to the channel, and the
+            n: number of items, at least 1; at the end of the channel there may be fewer.
+            timeout: seconds from the delivery of the items. When they expire, the items return to the channel, and the
                 end of the block raises ``LeaseLost``.
 
         Raises:
-            LeaseLost: at the end of the block, or from ``done()``: the lease has timed out.
-            NodeLost: at the same places: the channel's node is lost.
-            TypeError, ValueError: immediately, ``n`` or the timeout is invalid; a local channel has no timeouts.
-            Exception: on entering the block, as for ``get_many``.
+            LeaseLost: raised at the end of the block, or by ``done()``, if the lease has timed out.
+            NodeLost: raised at the end of the block, or by ``done()``, if the channel's node is lost.
+            TypeError, ValueError: raised immediately if ``n`` or the timeout is invalid; local channels do not support
+                timeouts.
+            Exception: entering the block raises the same errors as ``get_many``.
         """
         get = self._arguments.lease(n, key, timeout)
         return Lease(lambda: self._start(get), lambda lease, count: self._start(Confirmation(lease, count)))
@@ -525,8 +533,8 @@ class Channel:
     # -- queries ------------------------------------------------------------------------------------------------
 
     def qsize(self, key: Any = _DEFAULT_KEY) -> IntOrWork:
-        """Return the number of items queued under a key; in a coroutine a ``Work`` of it, as do ``empty`` and
-        ``full``."""
+        """Return the number of items queued under a key. In a coroutine, ``qsize``, ``empty`` and ``full`` return a
+        ``Work``."""
         size: IntOrWork = self._query("qsize()", key, "size", lambda found: found[0])
         return size
 
@@ -543,14 +551,15 @@ class Channel:
         return self._query("peek_all()", key, "peek", _show)
 
     def stats(self) -> Any:
-        """Return the channel's item counts: put = got + dropped + present.
+        """Return the channel's item counts, for which put = got + dropped + present.
 
         An item counts as put once the channel has accepted it, and as got once its consumer has received it. Leased
         items, and items that a loop has requested but not yielded, count as present.
 
         Returns:
-            An object with ``put``, ``got``, ``dropped`` (a dict by reason), ``present``, and ``keys``: for each key
-            with present items, (put, got, present) since it was last empty. In a coroutine a ``Work`` of it.
+            An object with ``put``, ``got``, ``dropped`` (a dict that maps each reason to a count), ``present``, and
+            ``keys``, which maps each key with present items to its counts (put, got, present) since it was last empty.
+            In a coroutine, a ``Work`` that resolves to it.
 
         Raises:
             ClosedError: the channel is closed, and all items in it, or in its queue on some node, have been taken.
@@ -576,17 +585,17 @@ class Channel:
     # -- close ------------------------------------------------------------------------------------------------
 
     def close(self, *, discard: bool = False) -> Any:
-        """Close the channel: puts, including waiting ones, fail with ``ClosedError``. Gets continue until the channel
-        is empty, and then raise ``EndOfChannel``. The name is free.
+        """Close the channel: puts, including waiting ones, fail with ``ClosedError``; gets continue until it is empty.
 
-        Any process may close a channel. Idempotent. In a coroutine it returns a ``Work`` to await, elsewhere it blocks.
-        Afterwards, the channel has all items whose puts were done before the close. Later items are lost, and their
-        producers get an error.
+        Once the channel is empty, gets raise ``EndOfChannel``. The channel's name can be reused. Any process may close
+        a channel. Idempotent. In a coroutine it returns a ``Work`` to await, elsewhere it blocks. A closed channel
+        still has all items whose puts were done before the close. Later items are lost, and their producers get an
+        error.
 
         Args:
             discard: also discard the items in the channel, so that gets, including waiting ones, end immediately. A
-                channel that was closed without it may be closed again with it. Items that a get has already received
-                stay its consumer's.
+                channel closed without ``discard`` may be closed again with it. Items that a consumer has already
+                received are not affected.
 
         Raises:
             TypeError: ``discard`` is not a bool.
@@ -665,7 +674,7 @@ class Channel:
     # -- internals ----------------------------------------------------------------------------------------------
 
     def _start(self, request: Any) -> Any:
-        if recording.admits():  # isinstance() with an abstract base class would take a microsecond
+        if recording.admits():  # compare types: isinstance() with an abstract base class takes a microsecond
             if type(request) is Put:
                 request._event = recording.begin(_PUT, self._name, request.nbytes)
             elif type(request) is Get:
@@ -701,7 +710,7 @@ def _show(items: list[tuple[int, Callable[[], Any]]]) -> list[WeightedItem]:
 
 
 def _finish(request: QueueRequest[Any], async_op: bool) -> Any:
-    """Return the request itself if it is to be awaited, otherwise its result."""
+    """Return the request itself if the caller will await it, otherwise its result."""
     if async_op or not may_wait():
         return request
     try:

@@ -1,4 +1,4 @@
-"""``Cluster``: connects a driver to a launched run, or starts a run; nodes, groups, status, shutdown."""
+"""``Cluster``: connects a driver to a launched run, or starts a run; gives access to its nodes, groups and status."""
 
 from __future__ import annotations
 
@@ -77,20 +77,20 @@ from rlinf_async.worker import Worker
 
 W = TypeVar("W")
 
-# Approximate number of a driver's open files for its own cluster: its loop, a node's lifeline, a socket.
+# Approximate number of files that a driver opens for its own cluster: its loop, a node's lifeline, a socket.
 _DRIVER_DESCRIPTORS: Final = 32
 _START_TIMEOUT_S: Final = 60.0
 
 logger = own_logger(__name__)
 
 
-# A façade of 49 methods, with the names that RLinf's programs call on their cluster. Launching, closing and supervision
+# A façade with 49 methods, named as RLinf's programs call them. Launching, closing and supervision
 # are implemented in ``_cluster/`` and ``_group/``.
 class Cluster:
-    """A run's nodes, and the groups that this process launches on them.
+    """The nodes of a run, and the groups that this process launches on them.
 
-    Under ``rlinf-launch`` it joins the run, and inside a worker it represents the worker's own run.  Anywhere else it
-    starts this machine's node, which ends when the cluster is closed or when this process ends in any way.
+    Under ``rlinf-launch`` it joins the run, and inside a worker it represents the worker's own run. Anywhere else it
+    starts a node on this machine, which ends when the cluster is closed or when this process exits in any way.
 
     Inside a running event loop all work runs on that loop, and nothing blocks it; in a plain script a background thread
     runs a loop, and the constructor returns when the cluster is ready.  It installs no signal handler and no exit hook
@@ -102,37 +102,39 @@ class Cluster:
             print(await group.hello())
 
     Args:
-        num_nodes: number of nodes that the script needs; fewer nodes are an error, further ones stay unused.  None or 0
-            uses all.
+        num_nodes: number of nodes that the script needs. Fewer nodes are an error, and additional ones stay unused.
+            None or 0 uses all nodes.
         cluster_cfg: the ``cluster`` section of a configuration, or a configuration that contains it: a mapping,
-            OmegaConf's ``DictConfig``, the path of a YAML file, or a ``ClusterConfig``.  It defines the node groups,
-            with their hardware, variables and interpreters; its ``num_nodes`` applies.
-        distributed_log_dir: folder for the workers' logs (only for nodes started here).
-        local_nodes: number of nodes to start on this machine, which behave like as many machines, for development
+            OmegaConf's ``DictConfig``, the path of a YAML file, or a ``ClusterConfig``. It defines the node groups,
+            with their hardware, variables and interpreters; its ``num_nodes`` applies, too.
+        distributed_log_dir: folder for the workers' logs; applies only to nodes started here.
+        local_nodes: number of nodes to start on this machine; they behave like separate machines, for development
             without SSH.
-        fake_gpus: number of GPUs to declare on each node started here, whatever it has, for a rehearsal.  Workers get
-            the variables of such devices, torch sees no GPU, and collectives use Gloo.  By default
-            ``$RLINF_FAKE_GPUS``.
+        fake_gpus: number of GPUs to declare on each node started here, for a rehearsal, regardless of its real GPUs.
+            Workers get the environment variables of such devices, torch sees no GPU, and collectives use Gloo. By
+            default ``$RLINF_FAKE_GPUS``.
         start_timeout: seconds within which all nodes must start.
-        log_to_driver: show the workers' output, each line with its ``[group:rank@node]``.
+        log_to_driver: show the workers' output, with each line prefixed with ``[group:rank@node]``.
         trace: file on this machine for a trace of the run, for https://ui.perfetto.dev; True chooses a file in the log
-            folder.  By default that of ``rlinf-launch --trace`` or ``$RLINF_TRACE``, else the configuration's
+            folder. By default the value of ``rlinf-launch --trace`` or ``$RLINF_TRACE``, or else the configuration's
             ``tracer``.
-        fail_fast: if True, a failed call whose error no code awaits for a second (``RLINF_UNOBSERVED_ERROR_S``) ends
-            every plain ``wait()`` without a timeout in this process, with the error as its cause.  By default the value
-            of ``rlinf-launch --fail-fast``, ``$RLINF_FAIL_FAST`` or the configuration's ``fail_fast``, else False.
-        metrics: address of node 0 at which Prometheus reads the run's metrics, ``"127.0.0.1:9090"``; port 0 chooses any
-            free port (``metrics_address``).  By default the configuration's ``metrics``, else none: docs/metrics.md.
+        fail_fast: if True, and a call has failed but no code awaits its error for a second
+            (``RLINF_UNOBSERVED_ERROR_S``), every plain ``wait()`` without a timeout in this process ends, with that
+            error as its cause. By default the value of ``rlinf-launch --fail-fast``, ``$RLINF_FAIL_FAST`` or the
+            configuration's ``fail_fast``, or else False.
+        metrics: address on node 0 where Prometheus can read the run's metrics, such as ``"127.0.0.1:9090"``; port 0
+            chooses a free port (see ``metrics_address``). By default the configuration's ``metrics``, or else no
+            metrics are served; see docs/metrics.md.
 
     Raises:
         LaunchError: the node could not be started; the error contains its output.
         ConfigError: the configuration or a setting in the environment is invalid, or there are fewer nodes than
             ``num_nodes``.
-        RuntimeError: a child spawned by multiprocessing calls this while it imports the script.
+        RuntimeError: a child process spawned by multiprocessing calls this while it imports the script.
     """
 
     metrics: ClassVar[Metrics] = METRICS
-    """Gauges and counters that user code defines in this process: docs/metrics.md."""
+    """Gauges and counters that user code defines in this process; see docs/metrics.md."""
 
     def __init__(
         self,
@@ -150,7 +152,7 @@ class Cluster:
     ) -> None:
         process.check_is_no_import("Cluster() was called")
         settings.check()
-        load_extension(os.environ)  # the configuration may name kinds of hardware that the extension defines
+        load_extension(os.environ)  # defines kinds of hardware that the configuration may name
         if cluster_cfg is None and context.identity is not None and context.identity.config:
             cluster_cfg = json.loads(context.identity.config)
         self._config = read_config(cluster_cfg)
@@ -163,7 +165,7 @@ class Cluster:
         self._log_dir = distributed_log_dir
         self._local_nodes = local_nodes
         self._groups: list[Members] = []
-        self._supervised: set[str] = set()  # configured names in ``supervision`` whose group was launched
+        self._supervised: set[str] = set()  # names in ``supervision`` whose group has been launched
         self._lifelines: list[Lifeline] = []
         self._terminal: Terminal | None = None
         self._nodes: tuple[NodeInfo, ...] | None = None
@@ -198,7 +200,7 @@ class Cluster:
             atexit.register(self.close)
         loop = running if self._thread is None else self._thread.loop
         assert loop is not None
-        client = self._client = NodeClient(loop)  # before everything that can fail, because close() uses it
+        client = self._client = NodeClient(loop)  # created before anything can fail, because close() uses it
         if self._thread is None:
             client.user_loop = loop
             loop_watch.live_on(loop)
@@ -272,14 +274,14 @@ class Cluster:
             registry.activate(self._client)
 
     async def _serve_metrics(self) -> str:
-        """Make node 0 serve metrics if requested. Return the address with the chosen port, or an empty text."""
+        """Make node 0 serve metrics if requested. Return the address with the chosen port, or an empty string."""
         if self._metrics is None or self._attached:
             return ""
         operation = operations.ServeMetrics(self._metrics.address)
         return await self._client.request(operation, node=0, what="the address of the metrics")
 
     async def _set_lease(self, nodes: list[int]) -> None:
-        """Set every node's limit on other nodes' silence, if the configuration has one."""
+        """Set the configured limit, if any, on how long nodes may be silent before other nodes consider them lost."""
         if self._attached or self._config is None or self._config.lease_s is None:
             return
         operation = operations.SetLease(self._config.lease_s)
@@ -350,9 +352,9 @@ class Cluster:
             )
 
     def _undo(self) -> None:
-        """Close an unused cluster from within its loop; immediately if its start has not taken a step.
+        """Close an unused cluster from within its loop; do so immediately if its start has not run a step yet.
 
-        The loop may end right after this, as ``asyncio.run`` does after an error, and would cancel a closing task
+        The loop may end right afterwards, for example when ``asyncio.run`` fails, and would cancel a closing task
         before its first step: tests/test_messages.py::test_with_cluster_in_a_coroutine_says_async_with
         """
         if self._attached or self._lifelines or self._client.endpoint:
@@ -367,7 +369,7 @@ class Cluster:
 
     @property
     def nodes(self) -> Sequence[NodeInfo]:
-        """Nodes that can host workers, by rank.
+        """Nodes that can host workers, in rank order.
 
         Raises:
             RuntimeError: the cluster is still starting.
@@ -400,7 +402,7 @@ class Cluster:
 
     @property
     def run_id(self) -> str:
-        """Name of the run, which is part of its logs' paths and the argument of ``rlinf-ctl --run``."""
+        """Name of the run, as used in the paths of its logs and as the argument of ``rlinf-ctl --run``."""
         return str(self._client.welcome.get("run", ""))
 
     @property
@@ -410,7 +412,8 @@ class Cluster:
 
     @property
     def metrics_address(self) -> str:
-        """Address of the metrics with the chosen port, for example ``"127.0.0.1:41231"``; empty if there is none."""
+        """Address of the metrics with the chosen port, such as ``"127.0.0.1:41231"``; empty if no metrics are
+        served."""
         return self._metrics_address
 
     def get_node_info(self, node_rank: int) -> NodeInfo:
@@ -447,7 +450,7 @@ class Cluster:
         return [node for node in self.nodes if node.node_rank not in self._client.lost_nodes]
 
     def find_free_port(self, max_port_num: int | None = None) -> IntOrWork:
-        """Return a port that is free on this node, at most ``max_port_num``; in a coroutine a ``Work`` of it."""
+        """Return a free port on this node, at most ``max_port_num``. In a coroutine, return a ``Work`` for it."""
         operation = operations.FreePort() if max_port_num is None else operations.LeasePort(max_port_num)
         port: IntOrWork = blocking(self._client.request(operation, what="a free port"))
         return port
@@ -463,16 +466,16 @@ class Cluster:
     get_path_env_merge_mode = staticmethod(get_path_env_merge_mode)
 
     def status(self, node: int | None = None) -> DictOrWork[Any]:
-        """Return the current state of a node's daemon, as plain data; in a coroutine a ``Work`` of it."""
+        """Return the current state of a node's daemon as plain data. In a coroutine, return a ``Work`` for it."""
         request = self._client.request(operations.NodeStatus(), node=OWN_NODE if node is None else node)
         status: DictOrWork[Any] = blocking(request)
         return status
 
     def why(self) -> ValueOrWork:
-        """Return the verdict on this run, a ``Verdict``: which waits are open, and whether they will end; in a
-        coroutine a ``Work`` of it.
+        """Return a ``Verdict`` on this run: which waits are open, and whether they will end.
 
-        Takes a second or two.  ``print(await cluster.why())`` prints the same text as ``rlinf-ctl stuck``.
+        In a coroutine, return a ``Work`` for it. This takes a second or two. ``print(await cluster.why())`` prints the
+        same text as ``rlinf-ctl stuck``.
         """
         # Imported late, because starting a cluster does not need the verdict's modules.
         from rlinf_async._inspection.asking import VERDICT, why
@@ -488,7 +491,7 @@ class Cluster:
                 self._verdict = self._client.run(log_verdict(self._client), what=VERDICT)
 
     def find_group(self, worker_cls: type[W], name: str, timeout: float | None = None) -> WorkerGroup[W]:
-        """Return the group with that name, launched by any process; see ``WorkerGroup.from_group_name``."""
+        """Return the group with that name, whichever process launched it; see ``WorkerGroup.from_group_name``."""
         return WorkerGroup.from_group_name(worker_cls, name, cluster=self, timeout=timeout)
 
     # -- groups -------------------------------------------------------------------------------------------------
@@ -576,7 +579,7 @@ class Cluster:
         try:
             members.call(everyone, ready, "__init__", [construct], repeats=plan.policy.restarts)
         except BaseException:
-            if members.number:  # no group exists yet whose close would release the name
+            if members.number:  # there is no group yet whose close would release the name
                 self._client.request(operations.Release("group", members.number), node=0)
             raise
         members.deadlines.begin(deadline, ready)
@@ -618,7 +621,7 @@ class Cluster:
             logger.warning("cluster.supervision.%s: no group or component of that name was launched%s", name, hint)
 
     def _address(self, name: str | None, worker_cls: type) -> WorkerAddress:
-        """Return the group's address: a named group is a root, an unnamed one inside a worker is the worker's child."""
+        """Return the group's address: a named group is a root; an unnamed group launched by a worker is its child."""
         if name is not None:
             check_group_name(name)
             return WorkerAddress(name)
@@ -630,7 +633,7 @@ class Cluster:
 
     def _profiling_of(self, group: str, profiling: ProfileConfig | None) -> ProfileConfig | None:
         if profiling is not None and profiling.worker_groups is None:
-            return profiling if profiling.enabled else None  # it was given explicitly for this group
+            return profiling if profiling.enabled else None  # the profiling was given explicitly for this group
         if profiling is None and self._config is not None:
             profiling = self._config.profiling
         return profiling if profiling is not None and profiling.profiles_worker_group(group) else None
@@ -651,10 +654,10 @@ class Cluster:
         except TimeoutError:
             logger.warning("groups could not be closed in order within %g s: ending their node", timeout)
         finally:
-            # Close from the outside in: workers end while their daemons can still report on them, the trace gets their
-            # last records, tasks that wait for daemons end before the socket does, and daemons come last, all at once.
-            # This also runs if a group could not be closed cleanly, or if this task is cancelled, because ending the
-            # daemons ends the rest.
+            # Close from the outside in: first the workers, while their daemons can still report on them; then the
+            # trace, which gets their last records; then the tasks that wait for daemons, before their socket; and last
+            # all daemons at once. This also runs if a group could not be closed cleanly, or if this task is cancelled,
+            # because ending the daemons ends everything else.
             # tests/test_embedding.py::test_closing_ends_although_the_daemon_is_frozen
             # tests/test_failures.py::test_closing_after_a_death_raises_nothing
             if not self._attached:
@@ -677,7 +680,8 @@ class Cluster:
         return self._closing
 
     def _end_without_loop(self, error: LoopNotRunning) -> None:
-        """End the nodes by cutting their lifelines; blocks. Only the cluster's own loop could keep the order."""
+        """End the nodes by cutting their lifelines; block until they have ended. Orderly closing would need the
+        loop."""
         if self._was_cut_off:
             return
         self._was_cut_off = True
@@ -698,7 +702,7 @@ class Cluster:
     async def aclose(self) -> None:
         """Close the groups in reverse order, then the nodes that this cluster started. Idempotent.
 
-        Everything is closed when it returns or raises; an error means that the order could not be kept.
+        Everything is closed when this returns or raises; an error means that the order could not be kept.
         """
         if self._client.pid != process.pid:  # the nodes belong to the parent of this forked child
             return

@@ -1,7 +1,7 @@
-"""Exception classes for users to catch: ``RLinfAsyncError`` and its subclasses (``WorkerDied``, ``ConfigError``, ...).
+"""The exceptions that users may catch: ``RLinfAsyncError`` and its subclasses (``WorkerDied``, ``ConfigError``, ...).
 
 An exception from the user's own code keeps its type (``except ValueError`` works), with notes that name the worker.
-The classes here are the framework's own::
+The classes in this module are the framework's own::
 
     RLinfAsyncError
       PeerLost                 a process in use has ended
@@ -37,7 +37,7 @@ class RLinfAsyncError(Exception):
 
 
 class PeerLost(RLinfAsyncError):
-    """End of a worker or node in use.
+    """Raised because a worker or node in use has ended.
 
     Attributes:
         returns: true if the worker is restarted with the same rank (``launch(restart=)``).
@@ -54,17 +54,17 @@ _EXECUTIONS: Final = {
 
 
 class WorkerDied(PeerLost):
-    """End of a worker process, with its status, its last output and its log.
+    """Raised because a worker process has ended; has its status, its last output and the path of its log.
 
     Attributes:
-        group, rank, node, pid: the worker.
+        group, rank, node, pid: identity of the worker.
         verdict: how it ended, for example ``"killed by SIGKILL"`` or ``"exited with code 3"``.
-        signal, exit_code: one of them is set.
+        signal, exit_code: how the process ended; exactly one of them is set.
         execution: progress of the failed call: ``"not started"``, ``"started"`` or ``"finished"`` (only its answer was
-            lost); ``"unknown"`` if the worker had no flight recorder; empty outside of a call.
+            lost). ``"unknown"`` if the worker had no flight recorder, and empty if the error does not belong to a call.
         methods: the worker's open calls, oldest first.
-        log_path: the rank's full log on its node.
-        last_words: last lines that the worker wrote to stderr.
+        log_path: path of the rank's full log on its node.
+        last_words: the last lines that the worker wrote to stderr.
         returns: true if the worker is restarted with the same rank (``launch(restart=)``).
     """
 
@@ -83,7 +83,7 @@ class WorkerDied(PeerLost):
 
     @classmethod
     def from_exit_report(cls, report: Mapping[str, Any]) -> WorkerDied:
-        """Return the exception for the exit report from the dead worker's daemon."""
+        """Build the exception from the exit report of the dead worker's daemon."""
         where = f"rank {report['rank']} of group '{report['group']}' on {report['node']} (pid {report['pid']})"
         lines = [f"{where} {report['verdict']}"]
         if how_far := _EXECUTIONS.get(report.get("execution", "")):
@@ -112,11 +112,11 @@ def told_log(report: Mapping[str, Any]) -> tuple[str, str]:
 
 
 class NodeLost(PeerLost):
-    """Loss of a node, or of the connection to it.
+    """Raised because a node, or the connection to it, is lost.
 
     Attributes:
         node, node_rank, reason: the node's name, its rank, and why it was lost.
-        returns: true if the worker on it is restarted on another node (``launch(restart=)``).
+        returns: true if the node's worker will be restarted on another node (``launch(restart=)``).
     """
 
     node: str = ""
@@ -126,27 +126,27 @@ class NodeLost(PeerLost):
 
     @classmethod
     def from_facts(cls, node: str, node_rank: int, reason: str) -> NodeLost:
-        """Return the exception for a lost node."""
+        """Build the exception for a lost node."""
         error = cls(f"node {node_rank} ({node}) is lost: {reason}")
         error.node, error.node_rank, error.reason = node, node_rank, reason
         return error
 
 
 class TransferFailed(RLinfAsyncError):
-    """A message's memory did not arrive: one side abandoned it, or the connection broke.
+    """Raised when a message's memory did not arrive, because one side abandoned it or the connection broke.
 
     Both sides continue, and later messages are not affected.
     """
 
 
 class WrongAcknowledgement(RLinfAsyncError, RuntimeError):
-    """Unexpected answer from a receiver of weights, which has not applied them."""
+    """Raised when a receiver of weights sends an unexpected answer; it has not applied the weights."""
 
 
 class WeightMismatch(RLinfAsyncError, KeyError):
-    """Weights whose keys, shapes or dtypes differ from the receiver's; nothing was written.
+    """Raised for weights whose keys, shapes or dtypes differ from the receiver's; nothing was written.
 
-    Also a ``KeyError``, which TorchRL raises instead.
+    It is also a ``KeyError``, because TorchRL raises that in this case.
     """
 
     def __str__(self) -> str:
@@ -154,7 +154,7 @@ class WeightMismatch(RLinfAsyncError, KeyError):
 
 
 class WrongBase(RLinfAsyncError, RuntimeError):
-    """Patch for another version of the weights than the receiver's; nothing was written.
+    """Raised for a patch that applies to a different version of the weights than the receiver's; nothing was written.
 
     Attributes:
         base: version to which the patch applies.
@@ -172,12 +172,13 @@ class WrongBase(RLinfAsyncError, RuntimeError):
 
 
 class StaleVersion(RLinfAsyncError, ValueError):
-    """Weights that are late, repeated or outdated: not newer than the receiver's; nothing was written.
+    """Raised for weights that are not newer than the receiver's, because they are late or repeated; nothing was
+    written.
 
     Attributes:
         version: version of the weights.
-        latest: version that they would have to follow; equal to ``version`` if they were sent twice, or are late and a
-            version has been sent more than once.
+        latest: the latest version, which ``version`` would have to exceed. Both are equal if the weights were sent
+            twice, or if they are late and the version has been sent more than once.
     """
 
     version: int = -1
@@ -185,7 +186,7 @@ class StaleVersion(RLinfAsyncError, ValueError):
 
     @classmethod
     def of(cls, version: int, latest: int, what: str) -> StaleVersion:
-        """Return the exception for both versions.
+        """Build the exception from both versions.
 
         Args:
             what: relative clause about the latest version: ``"which is here"``.
@@ -202,68 +203,68 @@ class StaleVersion(RLinfAsyncError, ValueError):
 
 
 class DeadlineExceeded(RLinfAsyncError, TimeoutError):
-    """A deadline, ``timeout=`` or a setting's, passed before the awaited event."""
+    """Raised when a deadline, from ``timeout=`` or a setting, has passed before the awaited event."""
 
 
 class LaunchError(RLinfAsyncError):
-    """Failure to start nodes or workers, with their output."""
+    """Raised when nodes or workers could not be started; has their output."""
 
 
 class ConfigError(RLinfAsyncError, ValueError, AssertionError):
-    """Mistake in a configuration, a placement or a setting.
+    """Raised for a mistake in a configuration, a placement or a setting.
 
-    Also a ``ValueError`` and an ``AssertionError``, which RLinf raises instead.
+    It is also a ``ValueError`` and an ``AssertionError``, because RLinf raises those in such cases.
     """
 
 
 class ClosedError(RLinfAsyncError):
-    """Use of a cluster, group, channel or call that is closed or cancelled."""
+    """Raised when code uses a cluster, group, channel or call that is closed or cancelled."""
 
 
 class EndOfChannel(ClosedError):
-    """End of a closed channel whose items have all been taken; ends ``async for``."""
+    """Raised at the end of a closed channel, once all its items have been taken; ends ``async for``."""
 
 
 class LeaseLost(RLinfAsyncError):
-    """End of a lease that has timed out, and whose items have returned to their channel."""
+    """Raised when a lease has timed out and its items have returned to their channel."""
 
 
 class UnobservedFailure(RLinfAsyncError):
-    """End of a plain ``wait()``, with ``fail_fast``, because another call has failed and no code awaits its error.
+    """Raised by a plain ``wait()`` with ``fail_fast``, because another call has failed and no code awaits its error.
 
     That call's error is the ``__cause__``.  The awaited call continues.
     """
 
 
 class LoopNotRunning(ClosedError, RuntimeError):
-    """Wait for a cluster whose event loop is closed or no longer running.
+    """Raised by a wait for a cluster whose event loop is closed or no longer running.
 
     The message shows how one loop can serve all code.
     """
 
 
 class ForkedProcessError(RLinfAsyncError, RuntimeError):
-    """Use of a parent's handle, channel, group or worker in a forked child; says what to do instead."""
+    """Raised when a forked child uses a handle, channel, group or worker of its parent; says what to do instead."""
 
 
 class AuthError(RLinfAsyncError):
-    """Refusal of a process without the credentials of the run."""
+    """Raised when a process without the run's credentials is refused."""
 
 
 class VersionMismatch(RLinfAsyncError):
-    """Two sides whose Python or protocol versions cannot work together."""
+    """Raised when two sides have Python or protocol versions that cannot work together."""
 
 
 class SerializationError(RLinfAsyncError, TypeError):
-    """A value that cannot be sent between processes; the message names the path inside the value."""
+    """Raised for a value that cannot be sent between processes; the message names the path inside the value."""
 
 
 class RemoteError(RLinfAsyncError):
-    """Remote exception that cannot be rebuilt here.
+    """Stands in for a remote exception that cannot be rebuilt here.
 
     Attributes:
         type_name: qualified name of the original type.
-        remote_traceback: traceback as formatted in the process that raised it.
+        remote_traceback: traceback as formatted in the process that raised the exception.
     """
 
     type_name: str = ""

@@ -1,4 +1,4 @@
-"""``Experience``, the user API of a store of grouped samples: create, connect, put, take, versions, wanted."""
+"""``Experience``: the user API for a store of grouped samples: create, connect, put, take, versions, wanted."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ logger = own_logger(__name__)
 
 
 class Experience:
-    """Channel of grouped samples that drops samples that are too stale for the trainer.
+    """A channel of grouped samples, which drops samples that are too stale for the trainer.
 
     Producers put samples with the version of the weights that generated them, and the trainer takes whole groups. An
-    experience lives in one node's daemon, so an accepted sample outlives its producer. If a take ends with an error, a
-    death or the expiry of its lease, its groups return to the experience, unless they are too stale by then. A group is
-    confirmed at most once.
+    experience lives in one node's daemon, so an accepted sample outlives its producer. If a take ends because of an
+    error, a process's death or an expired lease, its groups return to the experience, unless they have become too
+    stale. A group is confirmed at most once.
 
     In a coroutine the methods start immediately and return a ``Work`` to await; elsewhere they block.
 
@@ -81,26 +81,27 @@ class Experience:
     ) -> Experience:
         """Create an experience; if one with that name exists, log a warning and connect to it.
 
-        It shares the namespace and the lifetime rules of channels.
+        Experiences share their namespace and lifetime rules with channels.
 
         Args:
             name: name for ``connect``.
             group: number of samples in a complete group.
-            max_staleness: versions by which a group's oldest sample may lag behind the trainer's version when it is
-                taken.
-            lease: seconds that a take may last; afterwards its groups return, and its end raises ``LeaseLost``.
-            maxsize: limit on samples that are present and not leased; 0 means no bound. A group's first sample waits
-                for room for the whole group.
-            durable: path of a file on the experience's node, which outlives the run and holds the samples that have not
-                been taken, and the ledger. The next ``create`` with this file continues from it, with leased samples
-                returned. A put and the end of a take are then done when they are written. The file survives killed
-                processes, but not a power failure.
-            of: group whose publications (``publish``) set the trainer's version, instead of ``set_version``.
-            order: take groups of the oldest or of the newest version first.
-            group_timeout: seconds after a group's first sample when an incomplete group is closed.
-            short_groups: drop the samples of a closed incomplete group, or take them as they are.
-            max_bytes: total size of all samples, including leased ones, beyond which puts wait; by default half of the
-                node's or container's memory.
+            max_staleness: maximum number of versions by which a group's oldest sample may lag behind the trainer's
+                version when it is taken.
+            lease: seconds that a take may last. When they expire, its groups return, and the end of the take raises
+                ``LeaseLost``.
+            maxsize: maximum number of samples that are present and not leased; 0 means no bound. A group's first sample
+                waits until there is room for the whole group.
+            durable: path of a file on the experience's node that outlives the run. It holds the ledger and the samples
+                that have not been taken. The next ``create`` with this file continues from it, with leased samples
+                returned. With a durable file, a put or the end of a take is done only once it has been written. The
+                file survives killed processes, but not a power failure.
+            of: group whose calls to ``publish`` set the trainer's version, instead of ``set_version``.
+            order: whether to take groups of the oldest or the newest version first.
+            group_timeout: seconds after its first sample at which an incomplete group is closed.
+            short_groups: whether to drop the samples of a closed incomplete group, or let them be taken as they are.
+            max_bytes: maximum total size of all samples, including leased ones, beyond which puts wait; by default half
+                of the node's or container's memory.
             node_rank: the node that hosts the experience.
             cluster: as in ``Channel.create``.
 
@@ -160,48 +161,50 @@ class Experience:
     def put(
         self, sample: Any, *, version: int, group: Any = None, key: Any = None, timeout: float | None = None
     ) -> NoneOrWork:
-        """Put a sample into its group; done when the experience has accepted it, and a durable one has written it.
+        """Put a sample into its group. The put is done once the sample is accepted and, if durable, written to the
+        file.
 
         Args:
             version: version of the weights that generated the sample.
-            group: name shared by a group's samples: a number, a text, bytes, None, or a tuple of these. It may be
-                reused once the group of that name is complete or closed.
-            key: only takes with this key get the group; None allows any take.
+            group: name shared by a group's samples: a number, a str, bytes, None, or a tuple of these. It may be reused
+                once the group of that name is complete or closed.
+            key: only takes with this key get the group; None lets any take get it.
             timeout: seconds to wait for room, after which the sample is withdrawn.
 
         Raises:
             ClosedError: the experience is closed.
             OSError: the disk of a durable experience is full; the sample was not put.
             DeadlineExceeded, NodeLost: as for ``Channel.put``.
-            TypeError, ValueError: immediately, the version is not a whole number, or negative; the group's name is
-                invalid.
-            SerializationError: immediately, the sample cannot be serialized.
+            TypeError, ValueError: raised immediately if the version is not an integer or is negative, or the group's
+                name is invalid.
+            SerializationError: raised immediately if the sample cannot be serialized.
         """
         put = self._arguments.put(sample, version, group, packed_key(key), timeout)
         done: NoneOrWork = blocking(self._channel._start(put))
         return done
 
     def take(self, groups: int = 1, key: Any = None, *, on_stale: OnStale | None = None) -> Take:
-        """Take the next groups, which stay in the experience until the block ends without an error.
+        """Take the next groups; they stay in the experience until the block ends without an error.
 
-        Entering waits until that many groups are complete; only at the end of a closed experience are there fewer.
-        Groups that lag more than ``max_staleness`` versions behind the trainer are dropped instead, and counted::
+        Entering the block waits until ``groups`` groups are complete; there may be fewer only at the end of a closed
+        experience. Groups that lag more than ``max_staleness`` versions behind the trainer are dropped and counted::
 
             async with experience.take(groups=64) as batch:     # `with` in a def method or a script
                 train(batch.items, batch.staleness)
 
         Args:
-            groups: at least 1.
-            key: take groups that were put with this key as well as groups without a key.
-            on_stale: take stale groups, too: ``on_stale(samples, staleness)`` is called for each group, and returns the
-                samples that replace it in the batch, for example with importance weights; an empty list omits the
-                group.
+            groups: number of groups to take, at least 1.
+            key: take groups that were put with this key, and groups without a key.
+            on_stale: if given, stale groups are taken, too. ``on_stale(samples, staleness)`` is called for each stale
+                group, and returns the samples that replace it in the batch, for example with importance weights; an
+                empty list omits the group.
 
         Raises:
-            LeaseLost: at the end of the block, or from ``batch.done()``: the lease has timed out.
-            EndOfChannel: on entering, the experience is closed, and no groups are left.
-            ValueError: that many groups can never be present.
-            OSError: at the end of the block, a durable experience could not write the end; the groups have returned.
+            LeaseLost: raised at the end of the block, or by ``batch.done()``, if the lease has timed out.
+            EndOfChannel: raised on entering if the experience is closed and no groups are left.
+            ValueError: the experience can never hold that many groups.
+            OSError: raised at the end of the block if a durable experience could not write it; the groups have
+                returned.
             NodeLost: the node of the experience is lost.
         """
         get = self._arguments.take(groups, key, stale_too=on_stale is not None)
@@ -213,14 +216,14 @@ class Experience:
         return self._channel._bound().request(operation, node=roster["nodes"][0], what=what)
 
     def wanted(self) -> Any:
-        """Wait while a sample generated now could only be stale when it is taken.
+        """Wait while any sample generated now would be too stale by the time it is taken.
 
-        A new sample would be stale if more groups are ahead of it than the trainer takes in ``max_staleness + 1``
-        versions. The wait ends immediately while a take waits, and before the trainer has set a version. It reserves
-        nothing, so if several producers continue at the same time, some may generate a stale sample.
+        A new sample would be too stale if more groups are ahead of it than the trainer takes in ``max_staleness + 1``
+        versions. There is no wait while a take is waiting, or before the trainer has set a version. Nothing is
+        reserved, so if several producers continue at the same time, some may generate a stale sample.
 
         Returns:
-            The trainer's version, None before the first; in a coroutine a ``Work`` of it.
+            The trainer's version; None before the first version. In a coroutine, a ``Work`` that resolves to it.
 
         Raises:
             PeerLost: the trainer has ended and is not restarted; the error contains its last output.
@@ -231,15 +234,16 @@ class Experience:
     # -- versions -----------------------------------------------------------------------------------------------
 
     def set_version(self, version: int, *, restart: bool = False) -> NoneOrWork:
-        """Set the trainer's version of the weights; all its ranks may call this.
+        """Set the trainer's version of the weights; all of the trainer's ranks may call this.
 
         Args:
-            restart: the trainer has returned to a checkpoint, so the version may be lower than before. Not needed for a
-                trainer process that was restarted.
+            restart: True if the trainer has returned to a checkpoint, so that the version may be lower than before. Not
+                needed after a restart of the trainer's process.
 
         Raises:
-            ValueError: the version decreases; or another live trainer, or the group ``of=``, sets the versions.
-            TypeError: the version is not a whole number.
+            ValueError: the version is lower than before; or another live trainer, or the group ``of=``, sets the
+                versions.
+            TypeError: the version is not an integer.
         """
         version = whole_number(version, "version", f"set_version() of experience '{self.name}'")
         me, client = context.identity, self._channel._bound()
@@ -256,11 +260,12 @@ class Experience:
     # -- queries ------------------------------------------------------------------------------------------------
 
     def stats(self) -> Any:
-        """Return the sample counts: put = taken + present + leased + dropped by reason.
+        """Return the sample counts, for which put = taken + present + leased + dropped.
 
         Returns:
-            An object with ``put``, ``taken``, ``present``, ``leased``, ``dropped`` (a dict by reason), ``incomplete``
-            (groups) and ``version`` (the trainer's). In a coroutine a ``Work`` of it.
+            An object with ``put``, ``taken``, ``present``, ``leased``, ``dropped`` (a dict that maps each reason to a
+            count), ``incomplete`` (a number of groups) and ``version`` (the trainer's). In a coroutine, a ``Work`` that
+            resolves to it.
 
         Raises:
             ClosedError: the experience is closed, and all its samples have been taken.
@@ -278,7 +283,7 @@ class Experience:
         """Return the content for a checkpoint: samples that have not been taken, counts, the trainer's version.
 
         Returns:
-            A dict that ``pickle`` and ``torch.save`` accept; in a coroutine a ``Work`` of it.
+            A dict that ``pickle`` and ``torch.save`` accept. In a coroutine, a ``Work`` that resolves to it.
 
         Raises:
             ClosedError, NodeLost: as for ``stats``.
@@ -288,10 +293,10 @@ class Experience:
         return blocking(self._channel._start(query))
 
     def load_state_dict(self, state: dict[str, Any]) -> NoneOrWork:
-        """Load another experience's content into an experience into which nothing has been put yet.
+        """Load the content of another experience; nothing may have been put into this one yet.
 
         Raises:
-            ValueError: something has already been put; or the content needs more room than ``maxsize``.
+            ValueError: samples have already been put; or the content needs more room than ``maxsize``.
         """
         client = self._channel._bound()
         what = f"load_state_dict() of experience '{self.name}'"
@@ -316,7 +321,7 @@ class Experience:
     async def _opened(self) -> registration.Roster:
         await self._channel
         assert self._channel._replicas is not None
-        self._channel._replicas.check()  # the channel may have been passed on before it existed, and been closed since
+        self._channel._replicas.check()  # the channel may have been passed on before it existed, and since been closed
         return self._known()
 
     def _known(self) -> registration.Roster:
@@ -327,12 +332,12 @@ class Experience:
     # -- close ------------------------------------------------------------------------------------------------
 
     def close(self, *, discard: bool = False) -> Any:
-        """Close the experience: puts fail, incomplete groups are closed. Takes continue until all groups are taken.
+        """Close the experience: puts fail, and incomplete groups are closed; takes continue until all groups are taken.
 
         A durable experience keeps its file, with the groups that were neither taken nor discarded.
 
         Args:
-            discard: also discard the samples; takes that have begun may still be confirmed.
+            discard: also discard the samples; takes that have already begun may still be confirmed.
 
         Raises:
             OSError: the disk of a durable experience is full; its file may keep samples that were dropped or discarded.
@@ -345,8 +350,8 @@ class Experience:
 
 
 async def _create(client: NodeClient, name: str, options: ExperienceOptions, node_rank: int) -> registration.Roster:
-    # Look the name up first: creating under a taken name would open the file, and close it with its groups.
-    # tests/experience/test_durable.py::test_a_second_create_of_a_name_leaves_its_file_alone
+    # Look the name up first: creating an experience under a taken name would open the existing one's file, and then
+    # close it with its groups. tests/experience/test_durable.py::test_a_second_create_of_a_name_leaves_its_file_alone
     if options.durable and (known := await _known(client, name)) is not None:
         return known
     try:
@@ -354,8 +359,8 @@ async def _create(client: NodeClient, name: str, options: ExperienceOptions, nod
             client,
             name,
             maxsize=options.maxsize or MAX_INTEGER,  # with a bound, a put waits until its sample is accepted
-            # No byte bound here, because the experience has it: in this process, puts waiting for room must not hold
-            # back the puts that complete groups and thus make room.
+            # Set no byte bound here, because the experience itself has one: in this process, puts that wait for room
+            # must not hold back puts that complete groups and so make room.
             # tests/experience/test_experiences.py::test_puts_that_wait_for_room_do_not_keep_back_those_that_make_it
             max_bytes=MAX_INTEGER,
             distributed=False,

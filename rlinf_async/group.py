@@ -1,4 +1,4 @@
-"""``WorkerGroup``: calls methods on all or some ranks of a launched group; finds a group by name, closes it."""
+"""``WorkerGroup``: calls methods on all or some ranks of a launched group; finds groups by name, closes them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ logger = own_logger(__name__)
 
 _CLOSE_ANSWER_S: Final = 5.0
 
-# Names of the group's own methods that a worker class may use, in which case ``group.call`` is the worker's method.
+# Names of the group's own methods that a worker class may also use; ``group.call``, for example, is then the worker's
+# method.
 _SHADOWED: Final = frozenset({"any", "call", "restart", "on_death"})
 
 _NO_ARGUMENTS: Final = (codec.encode_arguments((), {}, describe="no argument", root="args"),)
@@ -50,19 +51,19 @@ _NO_ARGUMENTS: Final = (codec.encode_arguments((), {}, describe="no argument", r
 
 @dataclass(frozen=True)
 class WorkerRank:
-    """Entry of ``worker_info_list``."""
+    """An entry of ``worker_info_list``."""
 
     worker: WorkerInfo
     rank: int
 
 
-# A façade of 34 methods, whose names the user and RLinf's interface determine; calls are implemented in
+# A façade with 34 methods, whose names are given by the user's class and by RLinf's interface; calls are implemented in
 # ``_group/members.py``.
 class WorkerGroup(Generic[W_co]):
-    """A launched group.  Every public method of the worker class is a method of the group.
+    """A launched group, which has every public method of the worker class.
 
     A call goes to all ranks and returns a ``Handle``; an async generator method returns a ``Stream``.
-    ``group.call(Rollout.rollout, 3)`` does the same as ``group.rollout(3)``, with types for checkers.
+    ``group.call(Rollout.rollout, 3)`` does the same as ``group.rollout(3)``, but lets type checkers check the call.
 
     Example:
         group = Rollout.create_group(config).launch(cluster, name="rollout")
@@ -117,7 +118,7 @@ class WorkerGroup(Generic[W_co]):
         return self
 
     def wait_ready(self, timeout: float | None = None) -> WorkerGroup[W_co]:
-        """Block until every worker is constructed, as ``await group`` waits in a coroutine. Return the group.
+        """Block until every worker is constructed, and return the group; a coroutine uses ``await group`` instead.
 
         Raises:
             DeadlineExceeded: the workers were not constructed within ``timeout`` seconds.
@@ -139,10 +140,10 @@ class WorkerGroup(Generic[W_co]):
         await start_closing(self._members).async_wait()
 
     def __enter__(self) -> WorkerGroup[W_co]:
-        """Wait until the group is ready, for ``with group:`` in plain code, which closes the group at the end.
+        """Wait until the group is ready. ``with group:`` is for blocking code, and closes the group at the end.
 
         Raises:
-            RuntimeError: called in a coroutine, which needs ``async with``.
+            RuntimeError: called in a coroutine, which must use ``async with``.
         """
         if must_await():
             raise RuntimeError(
@@ -162,7 +163,7 @@ class WorkerGroup(Generic[W_co]):
     # -- views --------------------------------------------------------------------------------------------------
 
     def execute_on(self, *ranks: int) -> WorkerGroup[W_co]:
-        """Return a view of some ranks, in the given order; the group itself does not change.
+        """Return a view of some ranks, in the given order; the group itself is unchanged.
 
         Raises:
             AssertionError: a rank does not exist, or is given twice.
@@ -205,19 +206,20 @@ class WorkerGroup(Generic[W_co]):
         return len(self._ranks)
 
     def any(self, *, in_flight: int | None = None, key: Hashable = None, stall_timeout: float | None = None) -> AnyRank:
-        """Return an object for calls to any one rank of this view: the live rank with the fewest open calls from this
-        object.
+        """Return an object that makes each call on one rank of this view: the live rank with the fewest of its open
+        calls.
 
         If a rank dies, or is silent for ``stall_timeout``, another rank takes over its calls to ``idempotent`` methods,
-        each once, including streams; other calls fail.  Ranks that are being restarted get no calls while others are
-        alive. If the class has a public method ``any``, ``group.any`` is the class's method, and this one is
-        ``WorkerGroup.any(group)``.
+        including streams, at most once per call; other calls fail. Ranks that are being restarted get no calls while
+        others are alive. If the class has a public method ``any``, ``group.any`` is that method, and this method is
+        available as ``WorkerGroup.any(group)``.
 
         Args:
-            in_flight: limit on a rank's open calls; if all ranks have reached it, calls wait in order.
-            key: key of a conversation, whose calls go to the same rank as long as the rank is alive.
-            stall_timeout: seconds for which a rank that owes an answer or item may be silent, after which its calls are
-                lost.
+            in_flight: maximum number of a rank's open calls; when all ranks have reached it, further calls wait in
+                order.
+            key: key of a conversation, whose calls all go to the same rank while it is alive.
+            stall_timeout: seconds for which a rank with an outstanding answer or item may be silent; after that, its
+                calls are considered lost.
 
         Raises:
             ClosedError: the group is closed.
@@ -257,12 +259,13 @@ class WorkerGroup(Generic[W_co]):
 
     @property
     def worker_group_name(self) -> str:
-        """Name of the group for other processes."""
+        """Name by which other processes find the group."""
         return self._members.name
 
     @property
     def worker_info_list(self) -> list[WorkerRank]:
-        """Location of each rank of this view; empty until the workers are started, which RLinf's dialect waits for."""
+        """Location of each rank of this view; empty until the workers have started. In RLinf's dialect, waits for
+        that."""
         if dialect.is_rlinf and self._members.launching is not None:
             self._members.launching.wait()
         infos = self._members.infos
@@ -288,16 +291,16 @@ class WorkerGroup(Generic[W_co]):
     def call(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the worker class: ``group.call(Rollout.step, x)``.
 
-        Does the same as ``group.step(x)``, but type checkers see the method, check the arguments and know the result.
-        If the class has a public method ``call``, ``group.call`` is the class's method, and this one is
+        Does the same as ``group.step(x)``, but type checkers see the method, check the arguments and know the result's
+        type. If the class has a public method ``call``, ``group.call`` is that method, and this method is available as
         ``WorkerGroup.call(group, Rollout.step, x)``.
 
         Args:
-            method: a public method of the worker class or a base class; the worker class's own method of that name is
-                called.
+            method: a public method of the worker class or of a base class; the call uses the worker class's method of
+                that name.
 
         Returns:
-            A ``Handle``; for an async generator a ``Stream``.
+            A ``Handle``, or a ``Stream`` for an async generator.
 
         Raises:
             TypeError: the argument is not a method of the worker class.
@@ -343,14 +346,14 @@ class WorkerGroup(Generic[W_co]):
     # -- restarts -----------------------------------------------------------------------------------------------
 
     def restart(self, *ranks: int) -> NoneOrWork:
-        """Kill these ranks (by default all of this view) if they are alive, and restart them.
+        """Kill these ranks (by default all ranks of this view) if they are alive, and restart them.
 
-        The restart counts against no limit, and also restarts a rank that had reached its limit.  In a coroutine it
-        returns a ``Work`` to await, elsewhere it blocks.
+        The restart does not count towards ``max_restarts``, and also works for a rank that has reached that limit. In a
+        coroutine it returns a ``Work`` to await, elsewhere it blocks.
 
         Raises:
-            ConfigError: the group was launched without ``restart=``, or by another process, so that the constructor
-                arguments were not kept.
+            ConfigError: the group was launched without ``restart=`` or by another process, so the constructor arguments
+                were not kept.
             WorkerDied: a rank could not be restarted.
         """
         supervisor = self._members.supervisor
@@ -364,21 +367,21 @@ class WorkerGroup(Generic[W_co]):
 
     @property
     def away(self) -> list[int]:
-        """Ranks of this view that are being restarted, or are about to be.
+        """Ranks of this view that are being restarted or are about to be restarted.
 
         Raises:
-            ConfigError: another process launched the group, and only that process knows.
+            ConfigError: another process launched the group, and only that process has this information.
         """
         self._check_own("away")
         supervisor = self._members.supervisor
         return [] if supervisor is None else [rank for rank in self._ranks if rank in supervisor.away]
 
     def on_death(self, callback: Callable[[WorkerDied], object]) -> None:
-        """Register a callback for deaths of ranks, with or without ``restart=``, and for their loss with a node.
+        """Register a callback for when ranks die or are lost with their node, with or without ``restart=``.
 
-        The callback receives a ``WorkerDied``, with ``rank``, ``verdict`` and further facts.  If ``died.returns`` is
-        true the rank will be restarted; if the restart is later abandoned, the same death is reported again, with
-        ``returns`` false. The callback runs on the thread of the cluster's loop, where it must not block.
+        The callback receives a ``WorkerDied``, with ``rank``, ``verdict`` and further facts. If ``died.returns`` is
+        true, the rank will be restarted; if that restart is later abandoned, the same death is reported again with
+        ``returns`` false. The callback runs on the thread of the cluster's loop and must not block.
 
         Raises:
             ConfigError: another process launched the group.
@@ -387,11 +390,11 @@ class WorkerGroup(Generic[W_co]):
         self._members.on_death.append(_callable(callback, "on_death"))
 
     def on_restart(self, callback: Callable[[Restart], object]) -> None:
-        """Register a callback for restarts, which runs after ``on_restart`` of all workers and before the waiting calls
-        are sent.
+        """Register a callback that runs at each restart, after all workers' ``on_restart`` and before waiting calls are
+        sent.
 
-        The callback receives the argument of the workers' hooks: ``restart.ranks`` are the restarted ranks.  It runs on
-        the thread of the cluster's loop, where it must not block.
+        The callback receives the same argument as the workers' hooks; ``restart.ranks`` are the restarted ranks. It
+        runs on the thread of the cluster's loop and must not block.
 
         Raises:
             ConfigError: another process launched the group.
@@ -406,16 +409,17 @@ class WorkerGroup(Generic[W_co]):
     # -- close ------------------------------------------------------------------------------------------------
 
     def close(self, grace: float | None = None) -> NoneOrWork:
-        """End the workers: open calls are cancelled, then ``on_close`` and exit functions run.
+        """Shut down the workers: cancel open calls, then run ``on_close`` and exit functions.
 
         After ``grace`` seconds (``launch(close_grace=)``, ``RLINF_CLOSE_GRACE_S``) the log names the code that is still
-        running, and its workers are killed.  A ``def`` method may use only a fifth of the grace, after which a stopped
-        process is killed, too.
+        running, and the workers are killed. A ``def`` method may use only a fifth of the grace; a stopped process is
+        also killed after that time.
 
-        Idempotent.  In a coroutine it returns a ``Work`` to await, elsewhere it blocks.  The name is then free.
+        Idempotent. In a coroutine it returns a ``Work`` to await, elsewhere it blocks. Afterwards the group's name can
+        be reused.
 
         Raises:
-            TypeError: this is a view of only some ranks.
+            TypeError: this object is a view of only some ranks.
         """
         self._check_whole()
         done: NoneOrWork = blocking(start_closing(self._members, grace))
@@ -439,7 +443,8 @@ class WorkerGroup(Generic[W_co]):
         """Return the group with that name, launched by another process; wait for it if it does not exist yet.
 
         Returns:
-            The group; in a coroutine a ``Work`` of it.  Type checkers see a group, which can be awaited, too.
+            The group. In a coroutine, a ``Work`` that resolves to it; type checkers see a group, which can also be
+            awaited.
 
         Raises:
             RuntimeError: ``cluster=`` was not given, and this process does not have exactly one open cluster.
@@ -465,7 +470,7 @@ async def _find(
 ) -> WorkerGroup[W]:
     roster = await find_name(client, "group", name, timeout)
     members = Members(client, name, len(roster))
-    # A worker's subprocesses, which join one by one, have group number 0.
+    # The group of a worker's subprocesses, which join one by one, has number 0.
     members.number = roster[0].get("group", 0) if roster else 0
     members.deadlines.begin(CallDeadline.of(None), None)
     infos = [info_from(entry["info"], entry["pid"]) for entry in roster]
@@ -474,7 +479,7 @@ async def _find(
 
 
 def start_closing(members: Members, grace: float | None = None) -> Work[None]:
-    """Return the work that closes a group; later calls return the same work."""
+    """Start closing a group and return the ``Work``; later calls return the same ``Work``."""
     with members._lock:
         if members.closing is None or (members.closing.done() and not members.closed):
             grace = members.close_grace if grace is None else grace
@@ -498,12 +503,12 @@ async def _close_in_order(members: Members, grace: float) -> None:
         return
     if members.launching is not None and not members.launching.done():
         members.launching.cancel()
-        with contextlib.suppress(Exception):  # a failed launch has informed its callers and undoes itself
+        with contextlib.suppress(Exception):  # a failed launch informs its callers and cleans up by itself
             await members.launching.async_wait()
     if not members.number:
         return
     nodes = {frames.node_of(endpoint) for endpoint in members.endpoints or ()}
-    # Add the nodes of ranks that are starting.
+    # Add the nodes of ranks that are still starting.
     nodes |= {placement.cluster_node_rank for placement in members.placements}
     close = operations.CloseGroup(members.name, members.number, grace)
     requests: list[Work[Any]] = [client.request(close, node=node) for node in nodes if node not in client.lost_nodes]
@@ -521,7 +526,7 @@ def info_from(facts: dict[str, Any], pid: int) -> WorkerInfo:
 
 @dataclass(frozen=True)
 class PublicMethod:
-    """Public method of the worker class, as offered by the group."""
+    """A public method of the worker class, as offered by the group."""
 
     name: str
     streams: bool
@@ -535,7 +540,7 @@ class PublicMethod:
 
 
 class GroupMethod:
-    # ``group.step``: calling it calls ``step`` on every rank of the group. Its docstring is the method's.
+    # The object ``group.step``, which calls ``step`` on every rank of the group. It has the method's docstring.
 
     __slots__ = ("_group", "_name", "_streams")
 
@@ -573,8 +578,8 @@ class GroupMethod:
 
 
 class _PlainGenerator(GroupMethod):
-    # A ``def`` generator method, whose result could not be sent.  No docstring here, which would hide the property
-    # ``__doc__``.
+    # A ``def`` generator method, which cannot be called because its result could not be sent. Add no docstring here,
+    # because it would hide the property ``__doc__``.
 
     __slots__ = ()
 
@@ -606,10 +611,10 @@ _methods: dict[type, dict[str, PublicMethod]] = {}
 
 
 def public_methods(worker_cls: type) -> dict[str, PublicMethod]:
-    """Return a worker class's public callables.
+    """Return a dict that maps names to a worker class's public methods.
 
     Raises:
-        ValueError: a name is one that the group itself needs.
+        ValueError: a method has a name that the group itself needs.
     """
     known = _methods.get(worker_cls)
     if known is not None:
@@ -636,7 +641,7 @@ def public_methods(worker_cls: type) -> dict[str, PublicMethod]:
 
 @functools.cache
 def _functions(worker_cls: type) -> dict[Any, PublicMethod]:
-    """Return the public methods by function, for attributes of the class and its base classes."""
+    """Return a dict that maps each function of the class and its base classes to its public method."""
     return {
         function: method
         for name, method in public_methods(worker_cls).items()
@@ -650,7 +655,7 @@ def _name_of(worker_cls: type, method: Any) -> PublicMethod:
     """Return the public method for a function of the worker class; raise as ``WorkerGroup.call`` does."""
     try:
         return _functions(worker_cls)[method]
-    except (KeyError, TypeError):  # the argument is unknown, or cannot be hashed
+    except (KeyError, TypeError):  # the argument is not a known function, or cannot be hashed
         pass
     name = getattr(method, "__name__", None)
     known = public_methods(worker_cls)

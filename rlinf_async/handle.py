@@ -1,4 +1,4 @@
-"""``Handle``: results of one call to many ranks, awaited as a whole or by rank; cancellation and durations."""
+"""``Handle``: the results of one call to many ranks, awaited as a whole or by rank; cancellation and durations."""
 
 from __future__ import annotations
 
@@ -39,21 +39,22 @@ logger = own_logger(__name__)
 _GONE: Final = frozenset({int(Status.DIED), int(Status.LOST)})
 
 ASK_FIRST_S: Final = 0.02
-"""Seconds between an unawaited first failure and the cancelling of other ranks, during which a script may still call
-``outcomes()``, because answers arrive in another thread.
+"""Seconds between the first failure of an unawaited call and the cancellation of its other ranks. Answers arrive in
+another thread, so a script may still call ``outcomes()`` in this time.
 """
 
-# The first failure waits this long for other answers, because a death that caused it takes precedence.
+# Seconds to wait for other answers after the first failure, because a death that caused the failure takes precedence.
 _SETTLE_S: Final = 0.1
 
 
-# 56 methods: half of them implement hooks of ``Work``, the client's callbacks, or views of single ranks. All change the
-# same tally under the same lock, so a split would have to share the lock.
+# This class has 56 methods: half of them implement hooks of ``Work``, the client's callbacks, or views of single ranks.
+# All of them change the same tally under the same lock, so splitting the class would mean sharing the lock.
 class Handle(Work[list[R]]):
-    """A call that has been sent to a group's ranks; awaiting it returns their results in rank order.
+    """A call that was sent to a group's ranks; awaiting it returns their results in rank order.
 
-    The wait ends at the first failure: the calls on the other ranks are cancelled, and the root cause is raised (a
-    death if there was one, because it causes other errors; otherwise the earliest error), with the others in its notes.
+    The wait ends at the first failure: the call is cancelled on the other ranks, and the root cause is raised, with the
+    other errors in its notes. The root cause is a death if there was one, because a death causes other errors;
+    otherwise it is the earliest error.
 
     Example:
         handle = group.step(x)              # the call has been sent
@@ -67,16 +68,16 @@ class Handle(Work[list[R]]):
     _kind = "call"
     _expired = False
     _targets: Sequence[int] = ()
-    # Progress of the call on a dead and replaced worker, by slot.
+    # Maps slots to the call's progress on a worker that died and was replaced.
     _executions: Mapping[int, str] = MappingProxyType({})
-    # Slots with the dead and replaced workers to which the call was sent.
+    # Pairs of a slot and a worker, since replaced, that died after the call had been sent to it.
     _deaths: frozenset[tuple[Any, ...]] = frozenset()
-    # Parts, ticks and outcomes; a wait for any of them counts as a wait for this call.
+    # Works for parts of this call, and for its outcomes; a wait for any of them counts as a wait for this call.
     _views: tuple[Work[Any], ...] = ()
     _keep_going = False
     _cancelled = False
     _cancel_sent = False
-    _iterated = 0  # active loops over ``as_completed``, which get the outcome even between waits
+    _iterated = 0  # number of active loops over ``as_completed``, which get the outcome even between waits
     _again: Sequence[Any] | None = None  # encoded arguments, if the call may be sent again to a restarted rank
 
     def __init__(self, callee: Callee, method: str) -> None:
@@ -123,9 +124,9 @@ class Handle(Work[list[R]]):
         return self._answers_of(self._tally.unanswered()), True
 
     def _answers_of(self, slots: Sequence[int]) -> list[Target]:
-        """Return the targets that a wait for these slots needs: their answers, or the restart that delays the call.
+        """Return the targets of a wait for these slots: their answers, or the restart that delays the call.
 
-        The list contains no answers until the call has a number.
+        The list contains no answers before the call has a number.
         """
         held = {slot for slot in slots if self._callee.holds(self, slot)}
         sent = [slot for slot in slots if self._call and slot not in held]
@@ -179,9 +180,9 @@ class Handle(Work[list[R]]):
         return False
 
     def _note_death(self, slot: int, report: dict[str, Any]) -> bool:
-        """Record a death after which the call is sent again, because effects of the dead worker's run remain.
+        """Record a death after which the call is sent again, because the dead worker's execution may have had effects.
 
-        Return False if the death was already recorded, because the end of the worker's socket reports it, too.
+        Return False if the death is already known: the end of the worker's socket reports it, too.
         """
         death = slot, report.get("node"), report.get("pid")
         if death in self._deaths:
@@ -200,7 +201,8 @@ class Handle(Work[list[R]]):
         self._finish()
 
     def _finish(self) -> None:
-        # Failures after the end, or after a cancel, come from the ranks' cleanup, and are not reported as unobserved.
+        # Failures after the end or after a cancellation come from the ranks' cleanup, and are not reported as
+        # unobserved.
         if (self._tally.failed or self._outcome is not None) and not (self._done or self._cancelled):
             self._arrive()
         self._settle()
@@ -225,7 +227,7 @@ class Handle(Work[list[R]]):
         if error is None:
             return
         self._callee.client.unobserved.arrived(error)
-        # Set the cause before the test, so that a concurrent reader either sees the cause, or is seen here.
+        # Set the cause before the test: either a concurrent reader sees the cause, or this test sees the reader.
         self._cause = error.cause
         if self._retrieved:
             self._callee.client.unobserved.observed(error.cause)
@@ -243,7 +245,7 @@ class Handle(Work[list[R]]):
         return unobserved(self._callee, self._method, self._describe(), failed, awaited=awaited)
 
     def _is_forgotten(self) -> bool:
-        """True if the call is open and was never awaited, nor asked for its outcomes."""
+        """True if the call is open and the user has neither awaited it nor asked for its outcomes."""
         if self._done or self._cancelled or self._retrieved or self._iterated or self._tally.failed:
             return False
         return not any(work._waiters or work._was_awaited for work in (self, *self._views))
@@ -264,7 +266,7 @@ class Handle(Work[list[R]]):
         return self._done and not (self._tally.whole and not self._tally.missing)
 
     def _cancel_after_failure(self) -> bool:
-        """Cancel the call on every rank, after a moment in which the ranks can report their own failures."""
+        """Cancel the call on every rank, after giving the ranks a moment to report their own failures."""
         if not self._done:
             self._cancelled = True
             self._cancel_open()
@@ -275,7 +277,7 @@ class Handle(Work[list[R]]):
         return True
 
     def _end_failed(self) -> None:
-        """Raise the known failures; ranks that are stuck inside a ``def`` method are named later."""
+        """End the call with the known failures; ranks that are stuck in a ``def`` method are named later."""
         if self._tally.missing:
             self._callee.client.later(max(0.0, settings.ABORT_GRACE_S() - _SETTLE_S), self._name_stuck)
             self._finish()
@@ -297,7 +299,7 @@ class Handle(Work[list[R]]):
 
     def _name_stopped(self, request: DaemonRequest[list[int]]) -> None:
         if request._has_failed():
-            return  # the node is lost, which is reported elsewhere
+            return  # the node is lost, which other code reports
         stopped = {frames.endpoint(request.node, number) for number in request.wait()}
         called = zip(self._callee.ranks, self._callee.targets, strict=True)
         ranks = [rank for rank, target in called if target in stopped]
@@ -313,9 +315,9 @@ class Handle(Work[list[R]]):
                 self._outcome[1].add_note(text)
 
     def _expire(self) -> None:
-        """End the call after its deadline, once daemons have described its ranks' activity.
+        """End the call after its deadline, once the daemons have described what its ranks are doing.
 
-        Answers, failures and deaths that arrive before then still decide the outcome.
+        Answers, failures and deaths that arrive in the meantime still decide the outcome.
         """
         if self._done or self._expired or (self._tally.failed and not self._keep_going):
             return  # a failure is about to end the call
@@ -339,9 +341,10 @@ class Handle(Work[list[R]]):
         self._finish()
 
     def _cancel_open(self) -> None:
-        """Cancel the open ranks, once, because a second cancel would interrupt the cleanup begun by the first."""
-        # A cancel that overtakes its call is dropped, so none may be sent while another thread is still sending the
-        # call. Either that thread sees the flag when it marks the departure, or this thread sees the mark.
+        """Cancel the open ranks, but only once, because a second cancellation would interrupt the first one's
+        cleanup."""
+        # A cancellation that overtakes its call is dropped, so do not send one while another thread is still sending
+        # the call. Either that thread sees this flag when it marks the call as sent, or this thread sees that mark.
         # tests/_group/test_calls_between_steps.py::test_no_cancel_leaves_before_its_call
         self._cancel_wanted = True
         if self._cancel_sent or not self._departed:
@@ -354,7 +357,7 @@ class Handle(Work[list[R]]):
     # -- outcomes, in a waiter's thread -------------------------------------------------------------------------
 
     def _mark_retrieved(self) -> None:
-        """Record that the user's code has received the outcome, or an object that holds it."""
+        """Record that the user's code has received the outcome or an object that contains it."""
         self._retrieved = True
         if self._cause is not None:
             self._callee.client.unobserved.observed(self._cause)
@@ -409,7 +412,7 @@ class Handle(Work[list[R]]):
         part._settle(outcome.value, outcome.error)
 
     def _error_of_part(self, slot: int, error: BaseException) -> BaseException:
-        """Return the error that a rank's view raises: the rank's own, or the error that caused its cancellation."""
+        """Return the error that a rank's view raises: its own error, or the error that caused its cancellation."""
         self._mark_retrieved()
         failed = self._tally.failures()
         own = [failure for failure in failed if failure[0] == slot]
@@ -425,7 +428,7 @@ class Handle(Work[list[R]]):
         return len(self._callee.ranks)
 
     def __getitem__(self, index: int) -> Work[R]:
-        """Return the work of one rank's result, by its position among the called ranks."""
+        """Return a ``Work`` for one rank's result, given its position among the called ranks."""
         self._check_process()
         slot = range(len(self._callee.ranks))[index]
         with self._lock:
@@ -484,11 +487,11 @@ class Handle(Work[list[R]]):
             return slot
 
     def outcomes(self) -> Work[list[Outcome]]:
-        """Return every rank's result or error; if called before a failure, one rank's failure does not cancel the
-        others.
+        """Return every rank's result or error. If this is called before a failure, the failure does not cancel other
+        ranks.
 
         Returns:
-            A work, to use with ``await`` or ``.wait(timeout)``.
+            A ``Work``, to be used with ``await`` or ``.wait(timeout)``.
         """
         self._check_process()
         self._keep_going = True
@@ -507,7 +510,8 @@ class Handle(Work[list[R]]):
         return every
 
     def cancel(self) -> None:
-        """Cancel the call on every rank: a waiting call never starts, and a coroutine gets ``CancelledError``.
+        """Cancel the call on every rank: a call that is still queued never starts, and a coroutine gets
+        ``CancelledError``.
 
         A ``def`` method that has begun runs to its end, and its result is dropped.  Waiters get ``ClosedError``.
         """
@@ -532,8 +536,7 @@ class Handle(Work[list[R]]):
             super()._lose_interest()
 
     def consume_duration(self, reduction_type: str = "max") -> FloatOrWork:
-        """Return the seconds under the called method's own timer tag, reduced across the ranks (``max``, ``min``,
-        ``mean``)."""
+        """Return the seconds recorded for the called method, reduced over the ranks by ``max``, ``min`` or ``mean``."""
         duration: FloatOrWork = self._durations(lambda times: _reduce(reduction_type, _only(times, self._method)))
         return duration
 
@@ -546,11 +549,11 @@ class Handle(Work[list[R]]):
     @overload
     def consume_durations(self, reduction_type: str, return_per_rank: bool) -> ValueOrWork: ...
     def consume_durations(self, reduction_type: str = "max", return_per_rank: bool = False) -> ValueOrWork:
-        """Return the seconds by timer tag, reduced across the ranks, and reset the workers' timers.
+        """Return the seconds recorded for each timer tag, reduced over the ranks, and reset the workers' timers.
 
         Returns:
-            A dict of seconds by tag; with ``return_per_rank`` a tuple of the dict and the list of the ranks' dicts. In
-            a coroutine a ``Work`` of it.
+            A dict that maps each tag to its seconds; with ``return_per_rank``, a tuple of that dict and a list of each
+            rank's dict. In a coroutine, a ``Work`` that resolves to it.
         """
 
         def reduce(times: list[dict[str, float]]) -> Any:
@@ -589,7 +592,8 @@ WorkerGroupFuncResult = Handle
 
 
 class _OfRank(Part[Any]):
-    """One rank's result: reading its value does not observe other ranks' errors, reading its error does."""
+    """A view of one rank's result; reading its value does not mark other ranks' errors as observed, reading its error
+    does."""
 
     def __init__(self, handle: Handle, slot: int) -> None:
         super().__init__(handle)

@@ -1,4 +1,4 @@
-"""Outcomes of a call by rank, for ``Handle`` and ``Stream``: errors to raise and report; deadline, ``Callee``."""
+"""Outcomes of a call on each rank, for ``Handle`` and ``Stream``: errors to raise and report, deadlines, ``Callee``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _MAX_NAMED: Final = 8
 
 @dataclass(frozen=True)
 class CallDeadline:
-    """Deadline of every call to a group.
+    """The deadline for every call to a group.
 
     Attributes:
-        seconds: seconds from the call, or from the end of the workers' constructors.
-        origin: where the deadline was set, for the error.
+        seconds: seconds from the call, or from the end of the workers' constructors if that is later.
+        origin: where the deadline was set, for the error message.
     """
 
     seconds: float
@@ -37,7 +37,7 @@ class CallDeadline:
 
     @classmethod
     def of(cls, given: Any) -> CallDeadline | None:
-        """Return the deadline for ``launch(call_timeout=)``, by default the setting's; None for 0.
+        """Return the deadline given as ``launch(call_timeout=)``, by default the setting's; None for 0.
 
         Raises:
             ValueError: the argument is not a number of seconds.
@@ -52,12 +52,12 @@ class CallDeadline:
             )
         else:
             seconds, origin = float(given), "call_timeout= of launch()"
-        # Time at an editor's breakpoint does not stop any clock.
+        # Under an editor's debugger there is no deadline, because time at a breakpoint would count.
         return cls(seconds, origin) if seconds and not is_in_editor() else None
 
 
 class Callee(Protocol):
-    """The part of a group that a handle uses for its call."""
+    """The part of a group that a handle needs for its call."""
 
     @property
     def client(self) -> NodeClient: ...
@@ -103,7 +103,7 @@ class Outcome:
 
 
 def error_of(callee: Callee, slot: int, status: int, body: Body) -> BaseException:
-    """Return the error in one rank's answer."""
+    """Return the error contained in one rank's answer."""
     if status == Status.ERROR:
         return failures.rebuild(failures.unpack(bytes(body)))
     facts = frames.unpack(body)
@@ -122,7 +122,7 @@ def error_of(callee: Callee, slot: int, status: int, body: Body) -> BaseExceptio
 
 
 def describe_failure(callee: Callee, method: str, slot: int, status: int, body: Body) -> str:
-    """Return a line with the failed rank and its error."""
+    """Return a line that names the failed rank and its error."""
     if status != Status.ERROR:
         return str(error_of(callee, slot, status, body)).partition("\n")[0]
     failure = failures.unpack(bytes(body))
@@ -138,13 +138,12 @@ def root_error(callee: Callee, failed: Sequence[tuple[int, int, Body]]) -> BaseE
 
 
 def death_cause(facts: Mapping[str, Any]) -> str:
-    """Return the common cause of failures due to a worker's death, from its exit report or a ``WorkerDied``'s
-    attributes."""
+    """Return the key shared by all failures due to one worker's death, from its exit report or a ``WorkerDied``."""
     return f"death of pid {facts['pid']} on {facts['node']}"
 
 
 def loss_cause(node: int) -> str:
-    """Return the common cause of failures due to the loss of a node."""
+    """Return the key shared by all failures due to the loss of one node."""
     return f"loss of node {node}"
 
 
@@ -152,7 +151,7 @@ def overdue(callee: Callee, method: str, slots: Sequence[int], doing: str) -> De
     """Return the error for a call that these slots have not answered in time.
 
     Args:
-        doing: their activity as reported by their daemons; empty if unknown.
+        doing: the ranks' activity as reported by their daemons; empty if unknown.
     """
     assert callee.deadline is not None
     clock = time.strftime("%H:%M:%S")
@@ -197,7 +196,7 @@ def unobserved(
     """Return the root cause of a call's failures as an unobserved error.
 
     Args:
-        what: the call and its ranks, as text.
+        what: text that names the call and its ranks.
     """
     roots: list[tuple[int, BaseException | failures.Failure]] = []
     for slot, status, body in failed:
@@ -221,7 +220,7 @@ def unobserved(
 
 
 def unobserved_refusal(callee: Callee, method: str, error: BaseException, *, awaited: bool) -> UnobservedError:
-    """Return the unobserved error of a call that could not be sent because its group was not launched."""
+    """Return the unobserved error for a call that could not be sent because its group failed to launch."""
     type_name = failures.type_name_of(type(error))
     return UnobservedError(
         cause=cause_of(error),

@@ -1,11 +1,11 @@
-"""Settings: timeouts and limits that users may change, each by an environment variable.
+"""Settings: timeouts and limits that users may change, each through an environment variable.
 
-The process that reads a variable uses its current value; workers and nodes inherit the driver's values, and
-``rlinf-launch`` exports every ``RLINF_*``::
+A process uses the value that a variable has at the time of reading. Workers and nodes inherit the driver's values, and
+``rlinf-launch`` exports every ``RLINF_*`` variable::
 
     RLINF_NODE_LINK_TIMEOUT_S=60 rlinf-launch --hosts nodes.txt train.py
 
-``check()`` reads all of them, so that an invalid value is an error at the start and not in the middle of a run.
+``check()`` reads all variables, so that an invalid value is an error at the start and not in the middle of a run.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Setting:
     """A number that users may change.
 
     Attributes:
-        default: value if the variable is unset or empty.
+        default: value used if the variable is unset or empty.
         minimum: smallest allowed value.
         maximum: largest allowed value.
-        about: one line for the documentation.
+        about: one line of documentation.
         variable: environment variable, whose name ends with the unit: ``RLINF_CLOSE_GRACE_S``.
     """
 
@@ -75,7 +75,7 @@ def table() -> str:
 
 
 def adopt(environ: Mapping[str, str]) -> None:
-    """Adopt and check another process's settings, as a node's daemon adopts its driver's.
+    """Adopt and check another process's settings; a node's daemon does so with its driver's.
 
     Raises:
         ConfigError: a setting is not a number, or is out of bounds.
@@ -88,8 +88,9 @@ def variables_of(values: Mapping[str, float], place: str) -> dict[str, str]:
     """Return the environment variables that give settings these values.
 
     Args:
-        values: values by variable, ``RLINF_LEASE_S``, or by its suffix, ``LEASE_S``.
-        place: origin of the values, for errors: ``in SimCluster(settings=)``.
+        values: maps the name of a variable, such as ``RLINF_LEASE_S``, or its suffix, such as ``LEASE_S``, to its
+            value.
+        place: origin of the values for errors, such as ``in SimCluster(settings=)``.
 
     Raises:
         ConfigError: a setting does not exist, or its value is not a number, or is out of bounds.

@@ -1,4 +1,4 @@
-"""``Stream``: items of an async generator method, called on many ranks, merged as they arrive."""
+"""``Stream``: the items of an async generator method that was called on many ranks, merged as they arrive."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ logger = own_logger(__name__)
 
 
 class StreamCall:
-    """Call of an async generator method, which the client keeps until every rank has ended.
+    """A call of an async generator method; the client keeps it until every rank has ended.
 
-    The user holds only a ``Stream`` or an iterator, whose garbage collection therefore shows that no item is wanted.
+    The user holds only a ``Stream`` or an iterator, so its garbage collection shows that no more items are wanted.
     """
 
     _targets: Sequence[int] = ()
@@ -42,7 +42,7 @@ class StreamCall:
         self._pid = process.pid
         self._call = 0
         self._items: deque[tuple[int, Body]] = deque()
-        self._window = int(settings.STREAM_ITEMS())  # items that one rank may send ahead of the consumer
+        self._window = int(settings.STREAM_ITEMS())  # number of items that a rank may send ahead of the consumer
         self._consumed = [0] * len(callee.ranks)
         self._tally = Tally(len(callee.ranks))
         self._tick: Work[None] | None = None
@@ -99,7 +99,7 @@ class StreamCall:
 
     def _arrive(self) -> None:
         """Report the error as unobserved until the consumer has received it."""
-        # As for a handle, closing the group is not an error that the script has missed.
+        # As for a handle, the closing of the group is not an error that the script has missed.
         if failed := [failure for failure in self._tally.failures() if failure[1] != Status.UNKNOWN]:
             self._is_reported = True
             error = unobserved(self._callee, self._method, self._title(), failed, awaited=self._iterated)
@@ -145,7 +145,7 @@ class StreamCall:
             tick._settle()
 
     def _cancel_open(self) -> None:
-        self._cancel_wanted = True  # set before testing _departed, as in Handle
+        self._cancel_wanted = True  # set before _departed is tested, as in Handle
         if self._cancel_sent or not self._departed:
             return
         slots = self._tally.unanswered()
@@ -158,7 +158,7 @@ class StreamCall:
                     client.answer_for(self._call, slot, Status.CANCELLED, b"")
 
     def _next(self) -> tuple[int, Any] | Work[None] | None:
-        """Return an item, the work to wait for, or None at the end.
+        """Return an item, a ``Work`` to wait for if there is no item yet, or None at the end.
 
         Raises:
             Exception: a rank's error, once all earlier items have been consumed.
@@ -181,8 +181,8 @@ class StreamCall:
                 if self._closed or (has_ended and self._tally.whole):
                     return None
                 if has_ended:
-                    # Another process cancelled a rank. Ending the loop would claim that all items have arrived.
-                    # tests/simulation/test_sim_streams.py::test_the_close_of_a_group_is_no_end_of_its_streams
+                    # Another process cancelled a rank. Ending the loop normally would imply that all items have
+                    # arrived. tests/simulation/test_sim_streams.py::test_the_close_of_a_group_is_no_end_of_its_streams
                     self._error = ClosedError(f"{self._title()} was cancelled because its group was closed")
                     raise self._error
                 if self._tick is None:
@@ -233,7 +233,8 @@ class StreamCall:
         self._wake()
 
     def _close_later(self) -> None:
-        """Close the stream from a finalizer, without locks: the loop sends the cancel, the items are dropped now."""
+        """Close the stream from a finalizer, without locks: drop the items now, and let the loop send the
+        cancellation."""
         if not self._closed and self._pid == process.pid:
             self._closed = True
             self._was_dropped = not self._iterated
@@ -253,10 +254,10 @@ class StreamCall:
 
 
 class Stream(Generic[R]):
-    """Items that an ``async def`` generator method yields on every rank, merged as they arrive.
+    """The items that an ``async def`` generator method yields on every rank, merged as they arrive.
 
-    Each rank may run at most a window of items ahead of the consumer.  Leaving the loop in any way closes the remote
-    generators (their ``finally`` blocks run), and so does dropping a stream over which no loop has started.
+    Each rank may run ahead of the consumer by at most a window of items. Leaving the loop in any way closes the remote
+    generators, so that their ``finally`` blocks run; so does dropping a stream over which no loop has started.
 
     Example:
         async for rank, item in group.rollout():
@@ -281,13 +282,14 @@ class Stream(Generic[R]):
         return _BlockingItems(self._streaming)
 
     def close(self) -> None:
-        """Close the remote generators without waiting for them to end. Any thread; idempotent."""
+        """Close the remote generators without waiting for them to end. Idempotent; any thread may call this."""
         self._streaming.close()
 
     async def aclose(self) -> None:
         """Close the remote generators and wait until their ``finally`` blocks have run.
 
-        A rank that does not end within ``abort_grace`` (it may be frozen) is named in a warning and left alone.
+        A rank that does not end within ``abort_grace``, perhaps because it is frozen, is named in a warning and left
+        alone.
         """
         await self._streaming.aclose()
 
@@ -297,7 +299,7 @@ class Stream(Generic[R]):
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
-    if not TYPE_CHECKING:  # hidden from type checkers, so that they report these mistakes themselves
+    if not TYPE_CHECKING:  # hidden from type checkers, so that they report the same mistakes themselves
 
         def __await__(self) -> Any:
             raise TypeError(
@@ -313,7 +315,7 @@ class Stream(Generic[R]):
             )
 
     def __del__(self) -> None:
-        if not self._streaming._iterated:  # the iterator closes an iterated stream
+        if not self._streaming._iterated:  # a stream over which a loop runs is closed by its iterator
             self._streaming._close_later()
 
 
@@ -344,15 +346,15 @@ class _NextItem(Work[None]):
 
 
 class _Items(AsyncIterator[tuple[int, Any]]):
-    """Iterator of one loop over a stream; leaving the loop drops the iterator, which closes the stream."""
+    """The iterator of one loop over a stream; leaving the loop drops the iterator, which closes the stream."""
 
     def __init__(self, stream: StreamCall) -> None:
         self._stream = stream
 
     async def __anext__(self) -> tuple[int, Any]:
-        # A traceback of the wait keeps this frame alive. Whatever owns the traceback, even a cancelled task, would thus
-        # keep the iterator, and the remote generators open. Until the wait ends the frame must keep the iterator,
-        # because ``await anext(aiter(stream))`` has no other reference.
+        # A traceback from the wait keeps this frame alive. So whatever holds the traceback, even a cancelled task,
+        # would keep the iterator alive and the remote generators open. But until the wait ends, this frame must hold
+        # the iterator, because ``await anext(aiter(stream))`` has no other reference to it.
         # tests/simulation/test_sim_streams.py::test_a_loop_that_was_cancelled_closes_its_stream_though_its_task_is_kept
         try:
             return await self._stream._await_item()

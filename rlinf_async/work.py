@@ -1,4 +1,4 @@
-"""``Work``: a started operation that any thread or event loop may wait for; ``Part``: a part or view of one."""
+"""``Work``: a started operation for which any thread or event loop may wait; ``Part``: a part or view of one."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ logger = own_logger(__name__)
 
 T = TypeVar("T")
 
-# Waiters of all finished works; the list stays empty, because waiters are added under the lock and only before the end.
+# Shared list of waiters for all finished works; it stays empty, because waiters are only added, under the lock, before
+# a work ends.
 _NOBODY: Final[list[Callable[[], None]]] = []
 
-_DUE_S: Final = 0.001  # a deadline this close counts as passed, because loops' timers may fire this early
+_DUE_S: Final = 0.001  # a deadline this close counts as passed, because a loop's timer may fire this much early
 
 
-# 44 methods, because the coroutine protocol and each refused operator of a result need a method on the object itself.
+# This class has 44 methods, because the coroutine protocol and each refused operator need a method on the class itself.
 class Work(Coroutine[Any, Any, T], Generic[T]):
     """A started operation; awaiting it returns its result.
 
     It may be awaited several times, by several tasks, in several loops and threads, before or after it is done; every
-    waiter gets the same result or the same error.  When the last waiter of an unfinished operation is cancelled, so is
-    the operation; ``asyncio.shield(work)`` and ``work.async_wait()`` protect it.  It is a ``Coroutine``, so that
-    ``TaskGroup.create_task`` accepts it.  An unawaited work cannot be mistaken for the result: comparing, calculating,
-    indexing and iterating raise a ``TypeError`` that says what to write, and so does its truth value until it is done.
+    waiter gets the same result or the same error. When the last waiter of an unfinished operation is cancelled, the
+    operation is cancelled, too, unless the wait used ``asyncio.shield(work)`` or ``work.async_wait()``. A ``Work`` is a
+    ``Coroutine``, so that ``TaskGroup.create_task`` accepts it. It cannot be mistaken for its result: comparing,
+    calculating, indexing and iterating raise a ``TypeError`` that says what to write, and so does testing its truth
+    value before it is done.
 
     Example:
         work = worker.recv("actor", 0)       # in a coroutine: starts without waiting
@@ -43,9 +45,9 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     """
 
     _kind = "operation"
-    _ends_with_others = True  # whether an unobserved error ends a plain ``wait()`` for this work, with ``fail_fast``
+    _ends_with_others = True  # whether, with ``fail_fast``, an unobserved error ends a plain ``wait()`` for this work
     _loop: asyncio.AbstractEventLoop | None = None
-    # Seconds from ``_since`` to its deadline; None if neither it nor, for a ``Whole``, any of its parts has a deadline.
+    # Seconds from ``_since`` to the deadline; None if neither this work nor, for a ``Whole``, any of its parts has one.
     _timeout: float | None = None
     _since = 0.0
     _was_awaited = False  # whether a wait for it has ended without the result
@@ -58,7 +60,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         self._value: Any = None
         self._error: BaseException | None = None
         self._waiters: list[Callable[[], None]] = []
-        # Callbacks at the end that do not count as interest in the result.
+        # Callbacks that run at the end, but do not count as interest in the result.
         self._followers: list[Callable[[], None]] | None = None
         self._drivers: dict[Any, Generator[Any, Any, T]] | None = None
 
@@ -66,39 +68,40 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         state = "done" if self._done else "not done"
         return f"<{self._title()} [{state}: {self._awaiting()}, or `.wait()`]>"
 
-    # -- what subclasses say ------------------------------------------------------------------------------------
+    # -- hooks for subclasses -----------------------------------------------------------------------------------
 
     def _describe(self) -> str:
-        """Return the awaited event and the processes that cause it, for deadlines and warnings."""
+        """Return a text that names the awaited event and the processes that cause it, for deadlines and warnings."""
         return "an operation"
 
     def _title(self) -> str:
         return self._describe()
 
     def _awaiting(self) -> str:
-        """Return the code with which a coroutine waits for the result, for messages about a forgotten ``await``."""
+        """Return the code that a coroutine should use to wait for the result, for messages about a forgotten
+        ``await``."""
         return "`await` it"
 
     def _whom(self) -> str:
-        """Return the processes that have to act, for the table of waits; empty if unknown."""
+        """Return the processes that must act to end the wait, for the table of waits; empty if unknown."""
         return ""
 
     def _peer_activity(self) -> slow_waits.PeerActivity | None:
-        """Request a description of the other side's activity from daemons, for a warning about a long wait."""
+        """Ask daemons to describe what the other side is doing, for a warning about a long wait."""
         return None
 
     def _needs(self) -> slow_waits.Needs:
-        """Return the actions that would end the operation, for reports on the run; empty if unknown."""
+        """Return the actions that would end the operation, for reports about the run; empty if unknown."""
         return [], True
 
     def _user_loop(self) -> asyncio.AbstractEventLoop | None:
-        """Return the user's loop that must run for this to end; None if the framework runs everything itself."""
+        """Return the user's loop that must run for this work to end; None if the framework needs no user's loop."""
         return self._loop
 
     def _lose_interest(self) -> None:
-        """Abandon the operation if nothing else waits for it, because a waiter has left."""
+        """Abandon the operation if the waiter that has just left was the last one."""
         if self._pid != process.pid:
-            return  # only the process that started it may abandon it
+            return  # only the process that started the operation may abandon it
         with self._lock:
             last = not self._waiters and not self._done
         if last:
@@ -111,7 +114,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         pass
 
     def _report_to(self, view: Work[Any], callback: Callable[[], None]) -> None:
-        """Call back at the end, on behalf of a view, because a wait for the view counts as a wait for this work."""
+        """Call back at the end for a view's waiter, because a wait for the view counts as a wait for this work."""
         with self._lock:
             if not self._done:
                 self._waiters.append(callback)
@@ -122,7 +125,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return self._error is not None
 
     def _cancel_after_failure(self) -> bool:
-        """Cancel the work because another in ``wait_all`` has failed. Return False if it may continue for long."""
+        """Cancel this work because another work in ``wait_all`` has failed. Return False if it may continue for
+        long."""
         self._abandon()
         return self._done
 
@@ -132,7 +136,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         value: T = self._value
         return value
 
-    # -- its own deadline ---------------------------------------------------------------------------------------
+    # -- the work's deadline ------------------------------------------------------------------------------------
 
     def _limit(self, timeout: float | None) -> None:
         self._timeout, self._since = timeout, clock.monotonic()
@@ -141,11 +145,12 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return None if self._timeout is None else max(0.0, self._since + self._timeout - clock.monotonic())
 
     def _time_left(self) -> float | None:
-        """Return the seconds until it ends without any action; None if it does not end by itself."""
+        """Return the seconds until the work ends by itself; None if it does not end by itself."""
         return self._remaining()
 
     def _expire(self) -> None:
-        """Fail the operation because its deadline has passed, immediately or once the error has been explained."""
+        """Fail the operation because its deadline has passed; the error may first be supplemented with an
+        explanation."""
         self._settle(error=self._late(self._timeout))
 
     # -- settling -----------------------------------------------------------------------------------------------
@@ -173,7 +178,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return self._done
 
     def _follow(self, callback: Callable[[], None]) -> None:
-        """Call back at the end, in the thread that settles it, or now; without interest in the result."""
+        """Call back at the end in the thread that settles the work, or now if it has ended; shows no interest in the
+        result."""
         with self._lock:
             if not self._done:
                 self._followers = [*(self._followers or ()), callback]
@@ -190,13 +196,13 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def _check_process(self) -> None:
-        """Raise ForkedProcessError if a parent started the operation, which then cannot end here."""
+        """Raise ForkedProcessError if the parent process started the operation, which can never end in a child."""
         if self._pid != process.pid and not self._done:
             raise self._inherited()
 
     def _inherited(self) -> ForkedProcessError:
-        # The thread that held the lock at the fork does not exist here, and the waiters are the parent's: waking them
-        # would write to an eventfd that both processes share.
+        # A thread that held the lock at the fork does not exist in this process, and the waiters belong to the parent:
+        # waking them would write to an eventfd that both processes share.
         self._lock, self._waiters = threading.Lock(), []
         return process.forked(f"what is to finish {self._describe()}", self._pid)
 
@@ -255,7 +261,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         left = self._remaining()
         if left is not None and left <= _DUE_S:
             self._expire()
-        elif left is not None:  # the part with this deadline has ended, and the next deadline is later
+        elif left is not None:  # the part with this deadline has ended, so the next deadline is later
             timers[:] = (loop.call_later(left, self._meet_deadline, loop, timers),)
 
     def __await__(self) -> Generator[Any, Any, T]:
@@ -264,7 +270,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return self._result()
 
     async def async_wait(self, timeout: float | None = None) -> T:
-        """Wait without owning the operation: cancelling this wait leaves the operation running.
+        """Wait without owning the operation, so that cancelling the wait leaves the operation running.
 
         Raises:
             DeadlineExceeded: ``timeout`` seconds have passed.
@@ -281,11 +287,11 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return self._result()
 
     def wait(self, timeout: float | None = None) -> T:
-        """Block the calling thread until the operation is done.  A deadline leaves the operation running.
+        """Block the calling thread until the operation is done. If ``timeout`` expires, the operation continues.
 
         Raises:
-            RuntimeError: called on a thread that runs a loop, which it would block (use ``await``), or in a function
-                passed to ``then``.
+            RuntimeError: called on a thread whose running loop it would block (use ``await``), or in a function passed
+                to ``then``.
             DeadlineExceeded: ``timeout`` seconds have passed.
             ForkedProcessError: the parent process started the operation.
             LoopNotRunning: the operation needs a user's loop that is closed, or has not run for some seconds.
@@ -333,7 +339,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise
 
     def _time_to(self, began: float, timeout: float | None) -> float | None:
-        """Return the seconds to its deadline or the caller's, whichever comes first; at least 0."""
+        """Return the seconds until the work's deadline or the caller's, whichever is earlier; at least 0."""
         own = None if self._timeout is None else self._remaining()
         if timeout is None:
             return own
@@ -346,7 +352,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             own = None if self._timeout is None else self._remaining()
             if own is not None and own <= _DUE_S:
                 self._expire()
-                left = None  # no limit, because _expire settles the work once the error is explained
+                left = None  # no limit, because _expire will settle the work
                 continue
             left = self._time_to(began, timeout)
             if left is not None and left <= _DUE_S:
@@ -354,8 +360,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     def _wait_unless_others_fail(self, gate: Gate) -> None:
         def end() -> None:
-            # A gate may be opened only once: by this callback, or by the thread that settles the work and has taken its
-            # waiters.
+            # A gate may be opened only once, either by this callback or by the thread that settles the work and has
+            # taken its waiters.
             if self._forget_waiter(gate.open):
                 gate.open()
 
@@ -373,8 +379,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         """Return a work for ``function(*args, **kwargs)``, called once this work has succeeded, in the thread that
         settles it.
 
-        That thread may be the one that reads this process's sockets, so nothing blocks in it, and blocking calls return
-        their ``Work``.  An error of this work, or of the function, is the new work's error.
+        That thread may be the one that reads this process's sockets, so the function must not block: calls that would
+        block return their ``Work`` instead. An error of this work or of the function becomes the new work's error.
         """
         self._check_process()
 
@@ -426,7 +432,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             f"{self._title()} is a Work and not its result: {self._awaiting()} (or `.wait()`) before {use}"
         )
 
-    # -- the coroutine protocol, one generator per task that drives this object -----------------------------------
+    # -- the coroutine protocol, with one generator per task that drives this object ------------------------------
 
     def send(self, value: Any) -> Any:
         """Continue the current task's wait (coroutine protocol); called by ``await``."""
@@ -465,7 +471,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
 
 def _refuse(use: str) -> Callable[..., Any]:
-    """Return a method that raises the error for a forgotten ``await``."""
+    """Return a method that raises the error about a forgotten ``await``."""
 
     def refuse(self: Work[Any], *_: Any) -> Any:
         raise self._unawaited(use)
@@ -473,8 +479,8 @@ def _refuse(use: str) -> Callable[..., Any]:
     return refuse
 
 
-# Set outside of the class, so that type checkers report the same mistakes. Without ``__iter__`` a loop calls
-# ``__getitem__``; a ``Handle`` has its own ``__getitem__``.
+# Set outside the class, so that type checkers report the same mistakes. ``__iter__`` is among them because a loop would
+# otherwise call ``__getitem__``, which a ``Handle`` defines.
 for _methods, _use in {
     "lt le gt ge": "comparing it",
     "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod": "calculating with it",
@@ -487,11 +493,10 @@ for _methods, _use in {
 
 
 class _Wakeups:
-    """Wakeups of a loop's waiters from other threads: in order, with one wakeup of the loop for all that arrive
-    together.
+    """Wakes a loop's waiters from other threads, in order, with one wakeup of the loop for all that arrive together.
 
     Attributes:
-        waking: futures still to be woken; later futures must queue behind them.
+        waking: futures that are still to be woken; later futures must queue behind them.
         waits: table of the waits on this loop.
     """
 
@@ -511,7 +516,7 @@ class _Wakeups:
                 pass  # the loop is closed, so no task waits on it
 
     def _wake(self) -> None:
-        self._is_scheduled = False  # must precede the loop below, so that a later add schedules again
+        self._is_scheduled = False  # must precede the loop below, so that a later add schedules another wakeup
         while self.waking:
             future = self.waking.popleft()
             if not future.done():
@@ -526,9 +531,9 @@ _per_thread = _ThreadState()
 
 
 class Whole(Work[T]):
-    """Work that ends with others: a wait for it waits for its parts, and enforces their deadlines.
+    """A work that ends when its parts do: a wait for it waits for the parts, and enforces their deadlines.
 
-    A part's own deadline is enforced only by a wait for that part, but here waits go through the whole:
+    Normally, a part's deadline is enforced only by a wait for that part, but here all waits are for the whole:
     tests/test_deadlines.py::test_every_composed_operation_keeps_its_deadline
     """
 
@@ -552,7 +557,7 @@ class Whole(Work[T]):
 
 
 class Returnable(Work[T]):
-    """Work whose outcome is returned to its origin if the last waiter is cancelled before taking it."""
+    """A work whose outcome is returned to its origin if the last waiter is cancelled before taking it."""
 
     _interested = 0
 
@@ -584,9 +589,9 @@ class Returnable(Work[T]):
 
 
 class _ThenWork(Whole[Any]):
-    """Work returned by ``then``; ``first`` is the work that must end first, None once it has ended."""
+    """The work returned by ``then``; ``first`` is the work that must end first, None once it has ended."""
 
-    _was_taken = False  # whether its outcome was taken
+    _was_taken = False  # whether the outcome was taken
 
     def __init__(self, first: Work[Any], follow: Callable[[], None]) -> None:
         super().__init__()
@@ -609,7 +614,7 @@ class _ThenWork(Whole[Any]):
         return super()._result()
 
     def __del__(self) -> None:
-        # The first work's error counts as observed, because this work has it.
+        # The first work's error counts as observed, because this work now holds it.
         # tests/test_work.py::test_an_error_that_then_has_got_and_nobody_hears_of_is_logged
         error = self._error
         needs_no_log = self._was_taken or self._pid != process.pid or isinstance(error, ClosedError)
@@ -622,7 +627,7 @@ class _ThenWork(Whole[Any]):
 
 
 class Part(Work[T]):
-    """Part or view of an operation, which its last waiter abandons."""
+    """A part or view of an operation; when its last waiter leaves, the operation may be abandoned."""
 
     def __init__(self, whole: Work[Any]) -> None:
         super().__init__()
@@ -669,52 +674,53 @@ class _EndOfWork:
 def needs_of(works: Iterable[Work[Any]]) -> slow_waits.Needs:
     """Return the needs of a wait for all these works."""
     found = [work._needs() for work in works]
-    # If one target is enough for a part, the result cannot say so for that part alone, so it says so for the whole.
+    # If one target suffices for some part, the result cannot express that for this part alone, so it says so for the
+    # whole.
     every = all(every or len(targets) == 1 for targets, every in found)
     targets: dict[Target, None] = dict.fromkeys(target for targets, _ in found for target in targets)
     return list(targets), every
 
 
-# Types for methods that return their result where they may block, and a ``Work`` of it in coroutines. A type checker
-# does not know where a method is called, so the type can be used as the value, and awaited for the value. No object is
-# an instance of these classes. bool and arbitrary objects have no such type, so ``Any`` is used.
+# Types for methods that return their result in code that may block, and a ``Work`` in coroutines. A type checker does
+# not know where a method is called, so it lets these types be used as the value and also be awaited for it. No object
+# is an instance of these classes. For bool and arbitrary objects there can be no such type, so ``Any`` is used.
 
 NoneOrWork: TypeAlias = Work[None]
-"""None, after the wait; in a coroutine, and with ``async_op``, a ``Work``, the only one with methods."""
+"""The type of methods that block and return None; in a coroutine, or with ``async_op``, they return a ``Work``."""
 
 BoolOrWork: TypeAlias = Any
-"""A bool, which cannot be subclassed; in a coroutine a ``Work`` of it."""
+"""A bool or, in a coroutine, a ``Work`` that resolves to it; ``Any``, because bool cannot be subclassed."""
 
 ValueOrWork: TypeAlias = Any
-"""Any object; in a coroutine, and with ``async_op``, a ``Work`` of it."""
+"""Any object; in a coroutine, or with ``async_op``, a ``Work`` that resolves to it."""
 
 
 class IntOrWork(int, Awaitable[int]):
-    """An int; in a coroutine a ``Work`` of it."""
+    """An int; in a coroutine, a ``Work`` that resolves to it."""
 
 
 class FloatOrWork(float, Awaitable[float]):
-    """A float; in a coroutine a ``Work`` of it."""
+    """A float; in a coroutine, a ``Work`` that resolves to it."""
 
 
 class ListOrWork(list[T], Awaitable[list[T]]):
-    """A list; in a coroutine a ``Work`` of it."""
+    """A list; in a coroutine, a ``Work`` that resolves to it."""
 
 
 class DictOrWork(dict[str, T], Awaitable[dict[str, T]]):
-    """A dict; in a coroutine a ``Work`` of it."""
+    """A dict; in a coroutine, a ``Work`` that resolves to it."""
 
 
 def blocking(work: Work[T]) -> Any:
-    """Return the work itself in code that must not block, such as a coroutine, which awaits it; elsewhere its result.
+    """Return the work itself in code that must not block, such as a coroutine; elsewhere, wait and return its result.
 
-    If a signal handler interrupts the wait by raising, no code holds the work any more, and it is abandoned.
+    If a signal handler raises during the wait, the work is abandoned, because no other code holds it.
     """
     if not may_wait():
         return work
     try:
-        # Check before the result: a finished receive would take a message meant for the code that runs after these
-        # waits.
+        # Check this before taking the result: a finished receive would take a message meant for the code that runs
+        # after these waits.
         # tests/simulation/test_sim_restarts.py::test_a_hook_that_has_ended_takes_no_message_of_the_next_attempt
         check_ended()
         return work.wait()

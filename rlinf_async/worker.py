@@ -1,4 +1,4 @@
-"""``Worker``: base class of users' workers: identity, groups, device locks, ports, timers; the rest is in mixins."""
+"""``Worker``: the base class of users' workers: identity, groups, device locks, ports, timers; mixins add the rest."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ W = TypeVar("W", bound="Worker")
 
 
 class Worker(Messaging, Routing, Logging, Profiling):
-    """A separate process, one rank of a group.
+    """The base class of workers; each worker is a separate process, and one rank of a group.
 
-    Derive from it, call ``super().__init__()`` without arguments, and launch a group; every public method can then be
-    called on all ranks at once.  User code runs in the process's main thread: ``def`` methods run one at a time in the
-    order of their calls, ``async def`` methods start in that order and run concurrently, ``async def`` generators
-    stream.  While a ``def`` method runs no coroutine continues, and newly called ones start afterwards, unless the
-    method is marked ``concurrent``.
+    Derive a class from it, call ``super().__init__()`` without arguments, and launch a group; every public method can
+    then be called on all ranks at once. User code runs in the process's main thread. ``def`` methods run one at a time
+    in the order of their calls, ``async def`` methods start in that order and run concurrently, and ``async def``
+    generators stream their items. While a ``def`` method runs, no coroutine continues and no newly called one starts,
+    except methods marked ``concurrent``.
 
     The process's environment contains MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, LOCAL_RANK and related variables, so
     that ``torch.distributed.init_process_group()`` works without arguments.
@@ -68,11 +68,12 @@ class Worker(Messaging, Routing, Logging, Profiling):
     logger: ClassVar[logging.Logger] = own_logger(NAME)
     accelerator_type: ClassVar[str] = "NO_ACCEL"
     torch_platform: ClassVar[Any] = None
-    """torch module for a worker's devices, ``torch.cuda`` for NVIDIA's; None without devices or outside workers."""
+    """The torch module for a worker's devices, such as ``torch.cuda``; None without devices or outside workers."""
     torch_device_type: ClassVar[str | None] = None
 
     metrics: ClassVar[Metrics] = METRICS
-    """Gauges and counters that user code defines, read by Prometheus if the cluster serves metrics: docs/metrics.md."""
+    """Gauges and counters that user code defines; Prometheus can read them if the cluster serves metrics:
+    docs/metrics.md."""
 
     global_accelerator_ids: list[int]
     """Ids of the worker's devices, numbered across the whole cluster."""
@@ -81,39 +82,39 @@ class Worker(Messaging, Routing, Logging, Profiling):
     _world_size: int
     """Number of ranks in the group."""
     _group_name: str
-    """Name from ``launch(name=)``."""
+    """Name of the group, from ``launch(name=)``."""
     _worker_name: str
-    """Name of the worker, ``rollout:3``."""
+    """Name of the worker, such as ``rollout:3``."""
     _logger: logging.Logger
-    """Logger whose lines have the worker's name."""
+    """Logger whose lines contain the worker's name."""
     _lock: threading.Lock
     """Lock between this worker's threads, for user code; the framework does not use it."""
     _cluster_node_rank: int
-    """Position of its node in the hosts list."""
+    """Position of the worker's node in the list of hosts."""
     _node_group: str
-    """Label of the node group in which it was placed, by default ``cluster``."""
+    """Label of the node group in which the worker was placed, by default ``cluster``."""
     _local_rank: int
-    """``LOCAL_RANK``: index of its own device among the visible devices."""
+    """``LOCAL_RANK``: index of the worker's own device among the visible devices."""
     _local_world_size: int
-    """``LOCAL_WORLD_SIZE``, the counterpart of ``LOCAL_RANK``."""
+    """``LOCAL_WORLD_SIZE``: the size that belongs to ``LOCAL_RANK``."""
     _node_local_rank: int
-    """Position among the group's ranks on its node."""
+    """Position among the group's ranks on the worker's node."""
     _node_local_world_size: int
-    """Number of the group's ranks on its node."""
+    """Number of the group's ranks on the worker's node."""
     _local_accelerator_rank: int
-    """Position of its first device on its node; -1 if it has none."""
+    """Position of the worker's first device on its node; -1 if it has none."""
     _accelerator_type: str
-    """Family of its devices, such as ``NV_GPU``, or ``NO_ACCEL``."""
+    """Family of the worker's devices, such as ``NV_GPU``, or ``NO_ACCEL``."""
     _accelerator_model: str
-    """Model of its devices as reported by their driver."""
+    """Model of the worker's devices, as reported by their driver."""
     _isolate_gpu: bool
-    """True if it sees only its own devices."""
+    """True if the worker sees only its own devices."""
     _master_address: str
-    """``MASTER_ADDR``, address of the group's store for ``torch.distributed``."""
+    """``MASTER_ADDR``: address of the group's store for ``torch.distributed``."""
     _master_port: int
-    """``MASTER_PORT``, port of the group's store."""
+    """``MASTER_PORT``: port of the group's store."""
     _restarts: int
-    """Number of earlier restarts of its rank (``launch(restart=)``)."""
+    """Number of earlier restarts of this rank (``launch(restart=)``)."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Worker:
         worker = super().__new__(cls)
@@ -129,21 +130,21 @@ class Worker(Messaging, Routing, Logging, Profiling):
         world_size: int | None = None,
         rank: int | None = None,
     ) -> None:
-        """Initialize the worker; a launched worker passes no arguments, and is complete before this runs.
+        """Initialize the worker. A launched worker passes no arguments; its attributes are set before this runs.
 
-        In a subprocess that a worker has started by itself (with multiprocessing, for example) all three arguments make
-        the process a worker, too: it can exchange messages with others, who address it by the path ``send(x, "group",
-        [parent's rank, rank])``.  Messages sent before it has joined wait for it.
+        In a subprocess that a worker has started by itself, for example with multiprocessing, passing all three
+        arguments makes the process a worker, too. It can then exchange messages with other workers, which address it by
+        the path ``send(x, "group", [parent's rank, rank])``. Messages sent before it has joined wait for it.
 
         Args:
-            parent_address: address of the worker that started this process.  A launched worker may pass it alone, in
-                which case it must be the address of the worker that launched it.
+            parent_address: address of the worker that started this process. A launched worker may pass only this
+                argument, and it must then be the address of the worker that launched it.
             world_size: number of that worker's subprocesses that join.
             rank: rank of this process among them.
 
         Raises:
             RuntimeError: this process was neither launched nor started by a worker, or is already another worker.
-            Exception: as for ``joining.join``: the run refuses the process.
+            Exception: the run refuses the process; see ``joining.join``.
         """
         me = context.identity
         if parent_address is None or world_size is None or rank is None:
@@ -209,35 +210,36 @@ class Worker(Messaging, Routing, Logging, Profiling):
         return f"{self._group_name}(rank={self._rank})"
 
     def on_restart(self, restart: Restart) -> None:
-        """Hook on every rank after ranks of its group were restarted, before the waiting calls.
+        """Hook that runs on every rank after ranks of its group have been restarted, and before waiting calls.
 
-        Override it with ``def`` or ``async def``; by default it does nothing.  In it, a group rebuilds the objects that
-        its ranks share: ``torch.distributed.destroy_process_group()``, if there was one, and ``init_process_group()``.
+        Override it with ``def`` or ``async def``; by default it does nothing. Use it to rebuild objects that the ranks
+        share, for example with ``torch.distributed.destroy_process_group()``, if there was a group, and
+        ``init_process_group()``.
 
-        A death ends running hooks: a coroutine is cancelled, and in other methods the current wait raises ``PeerLost``,
-        whose ``returns`` is true, or torch's error.  Once that rank has been restarted the hooks are called again, on
-        all ranks.  A hook has the same deadline as the group's calls.
+        If a rank dies during the hooks, they are ended: a coroutine is cancelled, and in a ``def`` method the current
+        wait raises torch's error, or ``PeerLost`` with ``returns`` true. Once that rank has been restarted, the hooks
+        are called again on all ranks. A hook has the same deadline as the group's calls.
 
         Args:
-            restart: number of restarts of each rank, the restarted ranks, and the number of this attempt, from which
-                the ranks can derive common keys and names.
+            restart: each rank's number of restarts, the restarted ranks, and the number of this attempt, from which the
+                ranks can derive common keys and names.
         """
 
     def on_close(self) -> Any:
-        """Hook on every rank when its group is closed, after its open calls have ended.
+        """Hook that runs on every rank when its group is closed, after its open calls have ended.
 
-        Override it with ``def`` or ``async def``; by default it does nothing.  Together with exit functions,
-        ``__del__`` and remaining threads it may take the time of ``launch(close_grace=)`` or ``RLINF_CLOSE_GRACE_S``.
-        A process that is killed, or has lost its daemon, does not run it.
+        Override it with ``def`` or ``async def``; by default it does nothing. Together with exit functions, ``__del__``
+        and remaining threads, it may take as long as ``launch(close_grace=)`` or ``RLINF_CLOSE_GRACE_S`` allows. A
+        process that is killed, or has lost its daemon, does not run it.
         """
 
     # -- groups -------------------------------------------------------------------------------------------------
 
     @classmethod
     def create_group(cls: Callable[P, W], *args: P.args, **kwargs: P.kwargs) -> GroupSpec[W]:
-        """Return a group of this class, ready to launch; the arguments are those of the class's constructor.
+        """Return a group of this class, ready to launch; takes the arguments of the class's constructor.
 
-        Type checkers check the arguments, and know the ``WorkerGroup`` of this class that ``launch`` returns.
+        Type checkers check the arguments, and know that ``launch`` returns a ``WorkerGroup`` of this class.
 
         Args:
             args, kwargs: arguments of every rank's constructor.
@@ -246,7 +248,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
             A ``GroupSpec``, whose ``launch(cluster, ...)`` starts the workers; it may launch several groups.
 
         Raises:
-            TypeError: an argument is ``each(...)``, which is only for calls to a launched group.
+            TypeError: an argument is ``each(...)``, which is allowed only in calls to a launched group.
         """
         if any(isinstance(value, PerRank) for value in (*args, *kwargs.values())):
             raise TypeError("each() is for calls of a group: every rank's constructor gets the same arguments")
@@ -272,7 +274,8 @@ class Worker(Messaging, Routing, Logging, Profiling):
 
     @property
     def hardware_type(self) -> str:
-        """Kind of hardware on which the worker was placed: a family of accelerators, or for example ``"Franka"``."""
+        """Kind of hardware on which the worker was placed: a family of accelerators, or another kind such as
+        ``"Franka"``."""
         return str(self.hardware_infos[0].type) if self.hardware_infos else self._accelerator_type
 
     @property
@@ -281,19 +284,19 @@ class Worker(Messaging, Routing, Logging, Profiling):
         return list(self._worker_info.hardware_infos)
 
     def get_name(self) -> str:
-        """Return the name of this worker, ``"rollout:2"``."""
+        """Return the name of this worker, such as ``"rollout:2"``."""
         return self._worker_name
 
     @staticmethod
     def check_worker_alive(worker_name: str) -> BoolOrWork:
-        """Return True if the worker with that name, such as ``"rollout:3"``, has been launched and has not ended.
+        """Return whether the worker with this name, such as ``"rollout:3"``, has been launched and has not ended.
 
         Raises:
             ValueError: the text is not a worker's name.
-            NodeLost: node 0, which would know, is lost.
+            NodeLost: node 0, which has this information, is lost.
 
         Returns:
-            A bool; in a coroutine a ``Work`` of it.
+            A bool. In a coroutine, a ``Work`` that resolves to it.
         """
         address = WorkerAddress.from_name(worker_name)
         group = address.get_parent_address()
@@ -314,7 +317,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
 
         It runs on the loop of the worker's ``async def`` methods.  If it raises, this rank has failed: the process
         ends, open calls fail with ``WorkerDied``, whose verdict contains the task, its error and the line that started
-        it, and ``launch(restart=)`` applies.  Closing the group cancels the task.
+        it, and the policy of ``launch(restart=)`` applies. Closing the group cancels the task.
 
         Example:
             def __init__(self):
@@ -322,7 +325,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
                 self.background(self.refresh())      # async def refresh(self): ...
 
         Returns:
-            A ``BackgroundTask``, whose ``cancel()`` ends it, from any thread.
+            A ``BackgroundTask``, which any thread can ``cancel()``.
 
         Raises:
             TypeError: the argument is not a coroutine.
@@ -335,19 +338,19 @@ class Worker(Messaging, Routing, Logging, Profiling):
 
     @property
     def device_lock(self) -> DeviceLock:
-        """Lock on this worker's devices, which one worker of the run can hold at a time."""
+        """Lock on this worker's devices; at most one worker of the run can hold it at a time."""
         if self._device_lock is None:
             self._device_lock = DeviceLock(context.require_client(), self._worker_name, self.global_accelerator_ids)
         return self._device_lock
 
     def acquire_free_port(self, max_port_num: int | None = None) -> IntOrWork:
-        """Return a free port on this node that no other process gets while this worker is alive.
+        """Return a free port on this node, which no other process will get while this worker is alive.
 
         Args:
             max_port_num: highest allowed port.
 
         Returns:
-            The port; in a coroutine a ``Work`` of it.
+            The port. In a coroutine, a ``Work`` that resolves to it.
 
         Raises:
             ValueError: ``max_port_num`` is not a port, or is below 1024.
@@ -393,12 +396,14 @@ class Worker(Messaging, Routing, Logging, Profiling):
     # -- time ---------------------------------------------------------------------------------------------------
 
     def worker_timer(self, tag: str | None = None, trace: bool = True) -> TimedSpan:
-        """Return a context manager that adds its time in seconds to ``tag``, by default the calling function's name."""
+        """Return a context manager that adds its duration to the timer ``tag``, by default the calling function's
+        name."""
         return self._timers.span(tag or caller_name(), self._group_name if trace else None)
 
     @staticmethod
     def timer(tag: str | None = None, trace: bool = True) -> Callable[[F], F]:
-        """Decorate a method, ``def``, ``async def`` or async generator, so that its wall time is added to ``tag``."""
+        """Decorate a ``def``, ``async def`` or async generator method so that its wall time is added to the timer
+        ``tag``."""
         return timed(tag, trace)
 
     @property
@@ -414,7 +419,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
         return self._timers.pop(tag)
 
     def pop_execution_times(self) -> dict[str, float]:
-        """Return the seconds by tag, and reset them."""
+        """Return a dict that maps each tag to its recorded seconds, and reset the timers."""
         return self._timers.pop_all()
 
 

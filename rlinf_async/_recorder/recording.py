@@ -1,4 +1,4 @@
-"""This process's part of the flight recorder: its ring, a file beside the logs, and the hooks that write to it.
+"""The flight recorder of this process: its ring, a file beside the logs, and the hooks that write to it.
 
     attach(directory, identity)      once the daemon has welcomed the process; creates the ring's file there
     if admits():                     for a new operation; ``Work`` itself records its end
@@ -46,7 +46,7 @@ from rlinf_async._recorder.state.span_log import RECORDS_AT, SpanLog, Writers, l
 
 logger = own_logger(__name__)
 
-# Number of rings that must fit on the disk, so that a small disk keeps room for logs and the user's files.
+# Number of rings for which the disk must have room, so that a small disk keeps space for logs and the user's files.
 _LEFT_FREE: Final = 20
 
 ring: EventRing | None = None  # this process's ring; None if it records nothing
@@ -75,8 +75,8 @@ def _no_finish(place: int) -> None:
     pass
 
 
-# Hooks without an intermediate call. They change when the process joins or leaves a run, while other threads may begin
-# operations, so look up each hook in this module at every use instead of keeping a copy.
+# Hooks that need no intermediate call. They change when the process joins or leaves a run, while other threads may
+# begin operations. So look up a hook in this module at every use instead of keeping a copy.
 
 # True if a new operation must be recorded (``RingAdmission.question``).
 admits: Callable[[], bool] = _NONE

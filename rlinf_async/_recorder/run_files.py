@@ -32,7 +32,7 @@ def bundle_name(run: str) -> str:
 
 
 class RunFile(NamedTuple):
-    """File of a run: path relative to the log directory, size, and modification time in epoch seconds."""
+    """A file of a run: path relative to the log directory, size, and modification time in epoch seconds."""
 
     path: str
     nbytes: int
@@ -53,7 +53,7 @@ def is_log(path: str) -> bool:
 
 
 class RunFiles:
-    """Files in one log directory, possibly chosen by the user and holding other files."""
+    """The files in one log directory, which the user may have chosen and which may hold other files."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

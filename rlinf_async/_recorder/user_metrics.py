@@ -29,7 +29,7 @@ _NAMES.maxstring = _NAMES.maxother = MAX_NAME_BYTES
 
 
 class _UserMetric:
-    """Value of one name with its labels, in the process's current ring; ``cell`` is empty for an invalid metric."""
+    """The value of one name with its labels, in the process's current ring; ``cell`` is empty for an invalid metric."""
 
     __slots__ = ("_cell",)
     kind: MetricKind
@@ -99,7 +99,7 @@ MetricClass = TypeVar("MetricClass", Gauge, Counter)
 
 
 class Metrics:
-    """Metrics of this process, by name and labels."""
+    """The metrics of this process, by name and labels."""
 
     def __init__(self) -> None:
         self._gauges: dict[object, Gauge] = {}

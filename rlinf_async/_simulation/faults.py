@@ -32,7 +32,7 @@ class FaultTarget(Protocol):
 
 @dataclass(frozen=True)
 class Faults:
-    """Average number of each kind of fault per virtual minute.
+    """The average number of faults of each kind per virtual minute.
 
     Attributes:
         kills: a rank is killed.

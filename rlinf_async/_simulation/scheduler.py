@@ -1,4 +1,4 @@
-"""``Scheduler`` of a simulation: runs one actor at a time, chosen by a seed; virtual time passes when none can run.
+"""``Scheduler``: runs one actor of a simulation at a time, chosen by a seed; time passes only when none can run.
 
     scheduler = Scheduler(seed=7)
     scheduler.add(LoopActor(loop, process))      an event loop that the scheduler runs turn by turn
@@ -86,7 +86,7 @@ class Actor(Protocol):
 
 
 class ParkedWait(Protocol):
-    """Wait of a parked thread: until a time, or until a descriptor is ready."""
+    """A parked thread's wait, which lasts until a given time, or until a descriptor is ready."""
 
     def due(self) -> float: ...
 
@@ -99,7 +99,7 @@ def moment_of(time: float, rate: float) -> float:
 
 
 class SimLog:
-    """Log of a run's events, reproducible per seed: a hash of all lines, and the last lines."""
+    """A log of a run's events, reproducible for each seed: a hash of all lines, and the last lines."""
 
     def __init__(self, kept: int = 4000) -> None:
         self.kept: deque[str] = deque(maxlen=kept)
@@ -121,14 +121,14 @@ class SimLog:
 
 
 class Scheduler:
-    """Virtual clock, and choice of the next actor.
+    """The virtual clock, and the choice of the next actor.
 
     Attributes:
         now: virtual time in seconds.
         random: seeded generator that makes every choice of the simulation.
         writes: separate seeded generator for partial socket writes, so that other choices are unaffected.
         current: process whose globals are installed.
-        grave: an ended process whose globals are installed for code that outlives its process.
+        grave: an ended process; its globals are installed for code that outlives its process.
         steps: number of turns so far.
         serials: numbers for tasks and futures, in order of creation.
     """

@@ -93,7 +93,8 @@ class SimLoop(asyncio.SelectorEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, **options: Any
     ) -> asyncio.TimerHandle:
-        """Schedule at least a tick from now: because rounding could let a wait's timer fire early again and again."""
+        """Schedule at least a tick from now, because otherwise rounding could make a wait's timer fire early again and
+        again."""
         return super().call_at(max(when, self.time() + 2 * TICK_S), callback, *args, **options)
 
     def create_future(self) -> Any:

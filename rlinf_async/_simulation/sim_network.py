@@ -19,7 +19,7 @@ _DELAY_S: Final = (0.0001, 0.002)
 _CALM_S: Final = 60.0
 """Seconds from the last disturbance until heartbeats stop; longer than any lease."""
 _MAX_IN_FLIGHT: Final = 64
-"""Number of messages in transit above which a sender waits, like the windows of TCP and gRPC."""
+"""Number of messages in transit beyond which a sender waits, like the windows of TCP and gRPC."""
 _MINUTE_S: Final = 60.0
 _MAX_CONNECTIONS: Final = 100
 """Limit on connections between two daemons per minute; more mean that a daemon keeps breaking them."""

@@ -42,7 +42,7 @@ _GLOBALS: Final[tuple[tuple[Any, str], ...]] = (
     (registration, "_made"),
     (os.environ, "_data"),
 )
-"""Globals that are separate in each real process: module or mapping, and name."""
+"""Globals that each real process has separately, as pairs of a module or mapping and a name."""
 
 _ON_CLASSES: Final = (
     (Scope, "_open"),
@@ -52,7 +52,7 @@ _ON_CLASSES: Final = (
         for name in ("current_worker", "logger", "PID", "accelerator_type", "torch_platform", "torch_device_type")
     ),
 )
-"""Class attributes that are separate in each real process: class, and name."""
+"""Class attributes that each real process has separately, as pairs of a class and a name."""
 
 _TABLES: Final = tuple((vars(place), name) for place, name in _GLOBALS)
 

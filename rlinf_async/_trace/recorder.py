@@ -1,4 +1,4 @@
-"""Starts recording once the daemon has welcomed a process; opens, collects and closes a run's trace.
+"""Starts recording once the daemon has accepted a process; opens, collects and closes a run's trace.
 
 In a traced run every process writes its operations into its span log (``_recorder/state/span_log.py``). The daemons
 read the logs, and one daemon writes the file (``launcher/daemon/trace_service.py``), so that no process sends or waits

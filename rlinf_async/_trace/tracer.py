@@ -1,4 +1,4 @@
-"""``Tracer``: records users' spans, by context manager, decorator or call, in a run's trace."""
+"""``Tracer``: records users' spans in a run's trace, through a context manager, a decorator or calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Tracer:
-    """Spans of user code, in addition to the recorded calls, messages, channels and timers.
+    """A recorder of spans of user code, in addition to the recorded calls, messages, channels and timers.
 
     Works in drivers and workers, in coroutines and threads; does nothing in a run that is not traced. A run is traced
     if it was started with ``rlinf-launch --trace FILE``, with ``Cluster(trace="file.json")`` or with ``cluster.tracer:
@@ -81,8 +81,8 @@ class Tracer:
             cluster: cluster to trace, if several are open in this process.
 
         Returns:
-            The path of the file on the driver's machine, None if the run is not traced; in a coroutine, a ``Work`` with
-            the path.
+            The path of the file on the driver's machine; None if the run is not traced. In a coroutine, a ``Work`` that
+            resolves to the path.
 
         Raises:
             RuntimeError: no ``cluster=`` was given, and this process does not have exactly one open cluster.
@@ -92,7 +92,7 @@ class Tracer:
 
 
 class TraceSpan:
-    """Span as a context manager."""
+    """A span as a context manager."""
 
     __slots__ = ("_args", "_category", "_log", "_name", "_span")
 
@@ -121,7 +121,8 @@ def _traced(function: F, name: str, category: str) -> F:
 
         @functools.wraps(function)
         async def stream(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-            # aclosing closes the inner generator with this one; otherwise the garbage collector would, later.
+            # aclosing closes the inner generator together with this one; otherwise only the garbage collector would
+            # close it.
             with TraceSpan(name, category, None):
                 async with contextlib.aclosing(function(*args, **kwargs)) as items:
                     async for item in items:

@@ -1,4 +1,4 @@
-"""``GlooLink``: the ``Link`` between two workers' CPU memory over a private Gloo process group of two."""
+"""``GlooLink``: a ``Link`` between two workers' CPU memory over a private Gloo process group of two."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rlinf_async.work import Work
 
 
 class GlooLink(PairedLink[memoryview], Link):
-    """Link for large buffers in CPU memory over a Gloo process group of two, created at the first transfer.
+    """A link for large buffers in CPU memory over a Gloo process group of two, created at the first transfer.
 
     Only buffers below 64 KiB are copied. Received memory belongs to the receiver, and comes from a pool
     (``_transports/memory.py``). The bytes are neither encrypted nor authenticated, and Gloo listens on a port chosen by
-    the kernel, on ``address`` only, so the nodes need a private network without a firewall between them. Detection of a
-    broken connection takes some seconds.
+    the kernel, on ``address`` only, so the nodes need a private network without a firewall between them. It takes some
+    seconds to detect a broken connection.
     """
 
     def receive_in(self, transfer: int, sizes: Sequence[int], memory: Memory) -> Work[list[memoryview]]:

@@ -19,17 +19,17 @@ from rlinf_async._transports.transfer import ReceiveTransfer, SendTransfer
 from rlinf_async.errors import TransferFailed
 
 _WINDOW_BYTES: Final = 16 << 20
-"""Bytes that the peer may send ahead, if they belong to two transfers, so that the next transfer's message travels
-together with the last transfer's memory."""
+"""Maximum total bytes of all admitted transfers when more than two are admitted. Two are always admitted, so that the
+next transfer's message can travel together with the last transfer's memory."""
 
 _CONNECT_TIMEOUT: Final = timedelta(seconds=3)
-"""Gloo tries to connect for up to five times this long, uninterruptibly. A shorter timeout is dangerous: when Gloo
-gives up, it frees memory that its own thread still uses, and the process dies; a distant peer takes tenths of a second
-to answer. tests/test_rough_networks.py::test_traffic_of_every_kind_arrives_once_over_a_rough_network"""
+"""Gloo tries to connect for up to five times this long, and cannot be interrupted. A shorter timeout is dangerous: a
+distant peer takes tenths of a second to answer, and when Gloo gives up, it frees memory that its own thread still uses,
+which crashes the process. tests/test_rough_networks.py::test_traffic_of_every_kind_arrives_once_over_a_rough_network"""
 
 _CHUNK_TIMEOUT: Final = timedelta(seconds=1.5)
-"""Timeout for one chunk that the peer is sending, after which the pair is closed. Nothing interrupts Gloo within a
-chunk, not even the end of its connection, so a thread may linger this long when a pair breaks."""
+"""Timeout for one chunk that the peer is sending; if it expires, the pair is closed. Within a chunk, nothing can
+interrupt Gloo, not even the end of its connection, so a thread may linger this long after a pair has broken."""
 
 _MAX_TAGS: Final = 1 << 31
 
@@ -40,10 +40,11 @@ Job = Callable[[], None]
 
 
 class GlooDevice:
-    """Gloo device that listens on one address of this machine, shared by all pairs of the process.
+    """A Gloo device that listens on one address of this machine, shared by all pairs of the process.
 
-    Gloo sends and receives on the device's thread, but starts each send on the caller's, copying into the socket as
-    long as it accepts data. So the device has a thread that sends for all callers, and never waits for a peer.
+    Gloo sends and receives on the device's thread, but starts each send on the caller's thread, where it copies data as
+    long as the socket accepts it. So this object has another thread, which starts the sends for all callers and never
+    waits for a peer.
     """
 
     _lock = threading.Lock()
@@ -59,7 +60,8 @@ class GlooDevice:
 
     @classmethod
     def acquire(cls, address: str) -> GlooDevice:
-        """Return the device of this address, creating it if necessary. Each ``acquire`` needs a ``release``.
+        """Return the device for this address, creating it if necessary. Each ``acquire`` must be matched by a
+        ``release``.
 
         Raises:
             RuntimeError: the address is not one of this machine's.
@@ -89,7 +91,7 @@ class GlooDevice:
 
 
 class _GlooReceive:
-    """Transfer being received by Gloo."""
+    """A transfer that Gloo is receiving."""
 
     def __init__(self, receiving: ReceiveTransfer[Any], start: int) -> None:
         self.receiving = receiving
@@ -101,7 +103,7 @@ class _GlooReceive:
 
 
 class GlooPair(Pair):
-    """Connection to the peer's pair, with a thread that sets it up and receives.
+    """A connection to the peer's pair, with a thread that sets it up and receives.
 
     Only this thread waits for Gloo's constructor and operations. ``close`` makes the store raise and ends the
     connection, without waiting for the thread.
@@ -212,9 +214,9 @@ class GlooPair(Pair):
         return connection
 
     def _serve(self, taken: deque[_GlooReceive]) -> None:
-        # No cycle of peers can deadlock: a send enters Gloo only after the peer's receive; Gloo's own thread fills an
-        # entered receive, whatever this thread waits for; and this thread waits for nothing else. So the oldest receive
-        # depends only on one peer's progress, never on another transfer.
+        # No cycle of peers can deadlock: a send enters Gloo only after the peer's receive has; Gloo's own thread
+        # completes a receive that has entered, whatever this thread waits for; and this thread waits only for such
+        # receives. So the oldest receive depends only on one peer's progress, never on another transfer.
         while self._error is None:
             self._advance(taken)
 
@@ -298,8 +300,8 @@ class GlooPair(Pair):
         group = self._group
         if group is None or self._error is not None:
             return
-        # Keep the works until the peer has received everything. Waiting for them is unnecessary, and might take
-        # forever.
+        # Keep Gloo's work objects until the peer has received everything. Waiting for them is unnecessary, and might
+        # take forever.
         works: list[Any] = []
         with self._changed:
             self._sent[sending.number] = (sending, works)

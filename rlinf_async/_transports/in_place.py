@@ -1,4 +1,4 @@
-"""Tensor helpers of ``send_tensor`` and ``recv_tensor``: metadata and its check, flat bytes, copy into a tensor."""
+"""Tensor helpers for ``send_tensor`` and ``recv_tensor``: metadata and its check, flat bytes, copy into a tensor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def describe(tensor: torch.Tensor) -> list[Any]:
 def difference(sent: TensorFacts, wanted: TensorFacts) -> str | None:
     """Return the reason why a tensor cannot be received into another tensor; None if it can.
 
-    The device type must match, too, because a receiver on another device type must agree with its sender explicitly.
+    The device type must match as well, because a receiver on another type of device has to agree on this with its
+    sender.
     """
     for name, sent_value, own_value in zip(("dtype", "shape", "device"), sent, wanted, strict=True):
         if sent_value != own_value:
@@ -69,7 +70,7 @@ def _copy(target: torch.Tensor, content: bytes | memoryview | SharedSegment | to
     if target.device.type == "cpu" and target.is_contiguous():
         _flat(target)[:] = memory
         return
-    # Torch warns of read-only memory.
+    # Torch warns about read-only memory.
     writable = memory if isinstance(memory, memoryview) and not memory.readonly else bytearray(memory)
     target.copy_(torch.frombuffer(writable, dtype=target.dtype).view(target.shape))
 

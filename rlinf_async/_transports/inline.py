@@ -64,7 +64,7 @@ class _InlineReceive(Work[list[memoryview]]):
 
 
 class InlineLink(Link):
-    """Link that sends buffers of any size in pieces through the sockets; ignores ``first`` and ``address``."""
+    """A link that sends buffers of any size in pieces through the sockets; ignores ``first`` and ``address``."""
 
     def __init__(self, post: Post, first: bool = True, address: str = "") -> None:
         self._post = post

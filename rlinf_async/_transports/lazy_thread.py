@@ -1,4 +1,4 @@
-"""Job queues that run one job at a time, in order: on their own thread, or after a lock is released."""
+"""Queues that run one job at a time, in order, on their own thread or after a lock has been released."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Job = Callable[[], object]
 
 
 class _JobQueue:
-    """Queue of jobs, run by one thread at a time. A job that raises does not stop later jobs."""
+    """A queue of jobs, which one thread at a time runs. A job that raises does not stop later jobs."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition(threading.Lock())
@@ -26,7 +26,8 @@ class _JobQueue:
         self._is_busy = False
 
     def _begin(self) -> bool:
-        """True if there are jobs that no thread runs; the caller, which holds the lock, must then call ``_do_all``."""
+        """True if there are jobs but no thread runs them. The caller holds the lock, and must call ``_do_all`` if
+        True."""
         is_first = bool(self._jobs) and not self._is_busy
         self._is_busy |= is_first
         return is_first
@@ -34,7 +35,7 @@ class _JobQueue:
     def _on_error(self, error: BaseException) -> None: ...
 
     def _do_all(self, linger_s: float = 0.0) -> BaseException | None:
-        """Run all jobs, including jobs added during the run. Return the first error, such as a signal handler's."""
+        """Run all jobs, including jobs added in the meantime. Return the first error, such as a signal handler's."""
         failure: BaseException | None = None
         while True:
             with self._condition:
@@ -53,9 +54,9 @@ class _JobQueue:
 
 
 class LazyThread(_JobQueue):
-    """Runner of jobs on its own thread, which exists only while there are jobs.
+    """A runner of jobs on its own thread, which exists only while there are jobs.
 
-    The idle thread waits ``linger_s`` seconds for another job, because waking it is faster than a new start.
+    An idle thread waits ``linger_s`` seconds for another job, because waking it is faster than starting a new thread.
     """
 
     def __init__(self, name: str, linger_s: float = 0.0) -> None:
@@ -64,7 +65,8 @@ class LazyThread(_JobQueue):
         self._linger_s = linger_s
 
     def submit(self, job: Job) -> None:
-        """Queue a job from any thread; its error is logged. RuntimeError if no thread can start; later jobs retry."""
+        """Queue a job, from any thread; its error is logged. Raise RuntimeError if no thread can start; later jobs
+        retry."""
         with self._condition:
             self._jobs.append(job)
             if not self._begin():
@@ -95,7 +97,7 @@ class LazyThread(_JobQueue):
 
 
 class DeferredActions(_JobQueue):
-    """Lock with a queue of actions, run by the first thread that releases the lock.
+    """A lock with a queue of actions, which the first thread to release the lock runs.
 
     No foreign code runs under the lock, and messages are sent in the order in which they were decided::
 
@@ -129,5 +131,5 @@ def _settle(future: Future[Any], function: Callable[..., Any], args: tuple[Any, 
     except BaseException as error:
         future.set_exception(error)
     finally:
-        # The traceback of its own exception would keep the future alive.
+        # Otherwise the traceback of the future's own exception would keep the future alive.
         del future

@@ -1,4 +1,5 @@
-"""``Link``: interface of a transport for large CPU buffers between two workers (send, receive, control, discard)."""
+"""``Link``: the interface of a transport for large CPU buffers between two workers (send, receive, control,
+discard)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ Post = Callable[[Any], None]
 
 
 class Link(ABC):
-    """Transport between this process and ONE peer, for both directions; the peer has a link of the same kind.
+    """A transport between this process and ONE peer, for both directions; the peer has a link of the same kind.
 
     The two mailboxes agree on a transfer before either link is called: the sender has announced its number and sizes.
     Numbers are separate for each direction: ``send(7)`` on one side is unrelated to ``send(7)`` on the other. Both
@@ -31,11 +32,11 @@ class Link(ABC):
 
     @abstractmethod
     def send(self, transfer: int, buffers: Sequence[memoryview]) -> Work[None]:
-        """Send flat, contiguous byte buffers once the peer receives; done once they may be mutated."""
+        """Send flat, contiguous byte buffers once the peer is ready to receive; done once they may be mutated."""
 
     @abstractmethod
     def receive(self, transfer: int, sizes: Sequence[int]) -> Work[list[memoryview]]:
-        """Receive the transfer of this number into new writable memory of ``sizes`` bytes."""
+        """Receive the transfer with this number into new writable memory of ``sizes`` bytes."""
 
     def receive_in(self, transfer: int, sizes: Sequence[int], memory: Memory) -> Work[list[memoryview]]:
         """Receive into memory from the given allocator; a link that cannot do so uses its own allocator."""
@@ -47,7 +48,7 @@ class Link(ABC):
 
     @abstractmethod
     def discard(self, error: Exception, transfer: int | None = None) -> None:
-        """Fail all open transfers with ``error``, after an error, deadline or death; the next use reopens the link.
+        """Fail all open transfers with ``error`` after an error, a deadline or a death; the next use reopens the link.
 
         The peer's link is notified, so that its transfers fail, too. Idempotent; does not block.
 

@@ -24,14 +24,14 @@ _SMALL_BYTES: Final = 1 << 20
 
 
 class Memory(Protocol):
-    """Allocator of memory to receive into."""
+    """An allocator of memory to receive into."""
 
     def take(self, nbytes: int) -> memoryview:
         """Return writable memory, exclusive to the caller while its views or tensors live, or raise MemoryError."""
 
 
 class GivenMemory:
-    """One existing buffer, for a request of exactly its size; any other request gets new memory."""
+    """An allocator that returns an existing buffer for a request of exactly its size; other requests get new memory."""
 
     def __init__(self, memory: memoryview) -> None:
         self.memory = memory
@@ -41,7 +41,7 @@ class GivenMemory:
 
 
 class WarmMemory:
-    """Pool of memory blocks, which are returned automatically once unreferenced; thread-safe."""
+    """A pool of memory blocks, to which blocks return automatically once they are unreferenced; thread-safe."""
 
     def __init__(self, keep: int | None = None) -> None:
         self._keep = keep
@@ -69,7 +69,7 @@ class WarmMemory:
         for _ in range(len(self._unused)):
             try:
                 memory = self._unused.popleft()
-            except IndexError:  # other threads take memory, too
+            except IndexError:  # another thread took the last block
                 break
             if nbytes <= len(memory) <= 2 * nbytes:
                 return memory

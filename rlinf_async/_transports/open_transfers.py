@@ -1,7 +1,7 @@
-"""Table of a link's unfinished transfers, and of the peer's early requests and refusals.
+"""A table of a link's unfinished transfers, and of the peer's early requests and refusals.
 
-Each side may be ahead of the other: a transfer may be requested before it is offered, and abandoned before both. Plain
-state; its owner's lock guards it.
+Either side may be ahead of the other: a transfer may be requested before it is offered, and abandoned before either.
+The table is plain state; its owner's lock guards it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rlinf_async._transports.transfer import Buffer, ReceiveTransfer, SendTransf
 from rlinf_async.errors import TransferFailed
 
 _MAX_TRIES: Final = 5
-"""Number of connections that may break during one transfer without progress."""
+"""Number of connections that may break during one transfer without any progress."""
 
 _SomeTransfer = TypeVar("_SomeTransfer", bound=Transfer[Any])
 
@@ -28,18 +28,18 @@ class TransferRequest(NamedTuple):
 
 
 class OpenTransfers(Generic[Buffer]):
-    """Requested, unfinished transfers of a link, by number; each direction has its own numbers."""
+    """The requested but unfinished transfers of a link by number; each direction has its own numbers."""
 
     def __init__(self) -> None:
         self.sendings: dict[int, SendTransfer] = {}
         self.receivings: dict[int, ReceiveTransfer[Buffer]] = {}
         self._newest = -1
-        # Transfers not offered yet that the peer has already requested or refused.
+        # Transfers that the peer has already requested or refused, although this side has not offered them yet.
         self._requests: dict[int, TransferRequest] = {}
         self._unwanted: dict[int, TransferFailed] = {}
-        # Transfers that the peer has abandoned before this side requested them.
+        # Transfers that the peer abandoned before this side requested them.
         self._withdrawn: dict[int, TransferFailed] = {}
-        # Transfers abandoned by this side but not yet confirmed by the peer, which may still request them.
+        # Transfers that this side has abandoned; the peer has not confirmed this yet, and may still request them.
         self._abandoned: set[int] = set()
 
     def __repr__(self) -> str:
@@ -88,7 +88,7 @@ class OpenTransfers(Generic[Buffer]):
         return self.sendings.pop(number, None)
 
     def abandon(self, receivings: Collection[int], sendings: Collection[int]) -> tuple[list[Any], list[Any]]:
-        """Remove and return those of these transfers that are open; the caller must notify the peer."""
+        """Remove and return the given transfers that are still open; the caller must notify the peer."""
         received, sent = _take(self.receivings, receivings), _take(self.sendings, sendings)
         self._abandoned.update(sending.number for sending in sent)
         return received, sent
@@ -100,7 +100,7 @@ class OpenTransfers(Generic[Buffer]):
         """Record that the peer has abandoned transfers that it was receiving and sending.
 
         Returns:
-            The peer's sends that this side has not requested; certain only above the newest number.
+            The peer's sends that this side has not requested; reliable only for numbers above the newest one.
         """
         for number in received:
             if number not in self.sendings and number not in self._abandoned:

@@ -1,4 +1,5 @@
-"""Interfaces ``Pair``, one side of a two-rank process group (Gloo, NCCL), and ``PairOwner``, the link that owns it."""
+"""The interfaces ``Pair``, one side of a two-rank process group (Gloo, NCCL), and ``PairOwner``, the link that owns
+it."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class Pair(ABC):
 
     @abstractmethod
     def send(self, sending: SendTransfer, tag: int, start: int) -> None:
-        """Send the chunks from ``start`` on, which the peer is ready to receive."""
+        """Send the chunks starting at ``start``, which the peer is ready to receive."""
 
     @abstractmethod
     def expect(self, number: int) -> None:
@@ -47,7 +48,7 @@ class Pair(ABC):
 
 
 class PairOwner(Protocol):
-    """Link of a pair; called from the pair's own threads."""
+    """The link that owns a pair; called from the pair's own threads."""
 
     def set_key(self, pair: Pair, key: str, value: bytes) -> None:
         """Make the peer call ``on_set`` with this key."""

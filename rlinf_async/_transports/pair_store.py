@@ -1,4 +1,4 @@
-"""Serverless ``torch.distributed`` store for two processes' rendezvous: each side's keys are sent to the other.
+"""A serverless ``torch.distributed`` store for the rendezvous of two processes: each sends its keys to the other.
 
 torch's own ``TCPStore`` listens on every interface without authentication. This store uses the existing connection
 between the two sides.
@@ -16,7 +16,7 @@ from rlinf_async.errors import TransferFailed
 
 
 class PeerStore(Store):
-    """Keys and values that two processes share while they create a process group.
+    """A store of keys and values that two processes share while they create a process group.
 
     ``publish`` is called with each key and value that a thread sets, and must deliver them to the peer's ``on_set``.
     """

@@ -1,8 +1,8 @@
-"""``PairedLink``, base of the Gloo, NCCL and staged links: protocol of pair set-up, transfers, errors, restart.
+"""``PairedLink``, the base of the Gloo, NCCL and staged links: the protocol for pair set-up, transfers and errors.
 
-The two sides agree on every transfer first, and a pair of process groups lives until its first error. Then both sides
-drop it and begin the next *generation*. Every message names its generation, so that an old pair's message is never
-taken for one of the new pair::
+The two sides first agree on every transfer. A pair of process groups lives until its first error; then both sides drop
+it and begin the next *generation*. Every message names its generation, so that a message for an old pair is never taken
+for one for the new pair::
 
     receiver                                               sender
     receive(7): "open" ──────────────────────────────────► makes its half of the pair, in a thread
@@ -39,7 +39,7 @@ _MAX_ERROR_CHARS: Final = 500
 
 
 class PairedLink(ABC, Generic[Buffer]):
-    """Link that uses pairs; subclasses define the pairs and the buffers.
+    """A link that uses pairs; subclasses define the pairs and the buffers.
 
     A transfer fails with ``TransferFailed`` if the peer abandoned it, or if no connection could be established or
     lasted. An abandoned transfer ends the pair, but the other transfers continue with the next pair.
@@ -177,7 +177,7 @@ class PairedLink(ABC, Generic[Buffer]):
         sendings: Collection[int] = (),
         withdrawn: Collection[int] = (),
     ) -> None:
-        """End this generation: the named transfers fail, the others continue in the next generation."""
+        """End this generation: the given transfers fail, and the others continue in the next generation."""
         pair, self._pair = self._pair, None
         # Close the pair before any sender may reuse its memory.
         if pair is not None:
@@ -197,11 +197,12 @@ class PairedLink(ABC, Generic[Buffer]):
     def _abandon(
         self, error: Exception, receivings: Collection[int], sendings: Collection[int]
     ) -> tuple[list[int], list[int]]:
-        """Fail those of the transfers that are still open. Return their numbers."""
+        """Fail the given transfers that are still open. Return their numbers."""
         received, sent = self._open_transfers.abandon(receivings, sendings)
         for transfer in (*received, *sent):
-            # A raised error holds its transfer's buffers. A connecting pair keeps its own error until Gloo gives up on
-            # the connection, and would keep the buffers as long, up to 15 s. tests/_transports/test_paired.py::
+            # A raised error keeps its transfer's buffers alive. A pair that is still connecting keeps its error until
+            # Gloo gives up, up to 15 s later, and would keep the buffers alive as long. So give each transfer a copy of
+            # the error. tests/_transports/test_paired.py::
             # test_the_error_of_a_transfer_is_its_own_and_keeps_no_buffers_of_another
             self._deferred.add(functools.partial(transfer.fail, copy_of(error)))
         return [receiving.number for receiving in received], [sending.number for sending in sent]
@@ -230,7 +231,7 @@ class PairedLink(ABC, Generic[Buffer]):
         if sending is not None:
             self._begin(sending, request)
         elif self._open_transfers.is_abandoned(number):
-            # The peer's half of the pair waits for a transfer that never comes, which blocks all later transfers.
+            # The peer's half of the pair waits for a transfer that will never come, and so blocks all later transfers.
             error = TransferFailed(f"transfer {number} had been given up")
             self._post_facts("broken", self._generation, [], [number], _error_text(error))
             self._break(error)

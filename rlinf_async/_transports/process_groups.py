@@ -38,10 +38,10 @@ _RECORDERS: Final = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
 @dataclass(frozen=True)
 class Pending:
-    """Pending operation.
+    """A pending operation.
 
     Attributes:
-        name: its function: ``"all_reduce"``.
+        name: name of its function, such as ``"all_reduce"``.
         since: time at which it began or was first seen, by ``time.monotonic()``.
         group: name of its process group; "" if unknown.
         record: its number in the recorder; -1 if not recorded.
@@ -58,14 +58,14 @@ class Pending:
 
 
 class Collectives:
-    """Observer of this process's pending collectives, for use on one thread."""
+    """An observer of this process's pending collectives, for use on one thread."""
 
     def __init__(self) -> None:
         self._seen: tuple[FramePosition, float] | None = None
         self._aborted: set[int] = set()
 
     def pending(self) -> list[Pending]:
-        """Return the pending operations; an unrecorded operation counts from when it is first seen."""
+        """Return the pending operations; an unrecorded operation is timed from when it is first seen."""
         if "torch.distributed.distributed_c10d" not in sys.modules:
             return []
         try:
@@ -109,7 +109,7 @@ def _main_thread_place() -> FramePosition:
 
 
 class PythonProbe:
-    """Probe for whether the main thread has run Python code, which it does not within a C call, since the probe began.
+    """A probe that tells whether the main thread has run Python code since the probe began, or is stuck in a C call.
 
     The main thread's position is not evidence, because a compute loop may be at the same instruction at each sample.
     But the interpreter runs a pending call on the main thread between two instructions.
@@ -134,14 +134,14 @@ def _note(number: int) -> int:
 
 
 _note_python: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_note)
-"""Reference that keeps the function alive, because the interpreter knows only its address."""
+"""A reference that keeps the function alive, because the interpreter knows only its address."""
 
 
 def abort(pending: list[Pending]) -> None:
     """End this process's pending operations, and with them all its process groups, without blocking.
 
     Gloo's connections are shut down, which the peers also notice. Other back ends (NCCL) have an ``abort``, which may
-    take long and runs on a separate thread.
+    take a long time and therefore runs on a separate thread.
     """
     ended = end_connections()
     if any(operation.is_rendezvous for operation in pending):
@@ -208,7 +208,8 @@ def _called(frame: FrameType) -> str:
 
 
 def _end_store_connections() -> int:
-    """End the connections to the worker group's own store: a thread that waits for a key cannot be freed otherwise."""
+    """End the connections to the worker group's own store; there is no other way to free a thread that waits for a
+    key."""
     import socket
 
     address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT")

@@ -1,4 +1,4 @@
-"""Shared-memory budget of a machine or container, and received shared-memory segments.
+"""The shared-memory budget of a machine or container, and received shared-memory segments.
 
 Shared memory counts against the total of the machine or container, and a process that writes beyond that total is
 killed. So a budget bounds all shared memory together, whoever owns it; a message that does not fit is not shared.
@@ -32,7 +32,7 @@ _RESERVED_FRACTION: Final = 0.03
 
 
 class SharedSegment:
-    """Received sealed memory that has not been mapped yet; holds its descriptor until closed or forgotten."""
+    """A received sealed memory segment that is not mapped yet; holds its descriptor until closed or forgotten."""
 
     __slots__ = ("_fd", "nbytes")
 
@@ -79,7 +79,7 @@ def fits(nbytes: int) -> bool:
     try:
         used, available, total = _usage()
         limit = budget()
-    except OSError:  # without a free descriptor, creating the segment raises a better error
+    except OSError:  # no descriptor is free; creating the segment will raise a better error
         return True
     if used + nbytes <= limit and nbytes + _RESERVED_FRACTION * total <= available:
         return True
@@ -146,7 +146,7 @@ def _control_groups() -> tuple[Path, ...]:
 
 
 def _limit_and_usage(group: Path) -> tuple[int | None, int]:
-    """Return the memory limit of a control group, and the non-reclaimable part of its usage."""
+    """Return the memory limit of a control group, and the part of its usage that cannot be reclaimed."""
     try:
         limit = (group / "memory.max").read_text().strip()
         if limit == "max":

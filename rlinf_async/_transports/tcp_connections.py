@@ -1,7 +1,7 @@
 """Finds this process's TCP connections among its descriptors, and shuts one down to end a Gloo operation.
 
-Gloo itself cannot end an operation: its groups' ``abort`` and ``shutdown`` do not, and a deadline closes the pair but
-may leave the peer waiting. A ``shutdown(2)`` of the connection ends all its operations immediately, on both sides.
+Gloo itself cannot end an operation: neither ``abort`` nor ``shutdown`` of a group does, and a deadline closes the pair
+but may leave the peer waiting. A ``shutdown(2)`` of the connection ends all its operations immediately, on both sides.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ESTABLISHED: Final = 1
 
 
 class TcpConnection:
-    """Duplicate of the descriptor of a connection used by other code in this process."""
+    """A connection used by other code in this process, through a duplicate of its descriptor."""
 
     _lock = threading.Lock()
     _held: set[tuple[Address, Address]] = set()  # noqa: RUF012  # the process's own table

@@ -1,9 +1,9 @@
-"""Pickling and rebuilding of torch tensors, whose memory goes out of band, not as a copy in the pickle.
+"""Pickles and rebuilds torch tensors; their memory is sent out of band instead of being copied into the pickle.
 
 The codec calls ``reduce`` for objects of torch's own types. Dense tensors in CPU or CUDA memory become a shape and a
 *region*, the range of memory that they cover. All other tensors (sparse, quantised, with grad, and so on) use torch's
 pickling, at the cost of some copies. Tensors that cover the same region still share it on the other side, so tied
-weights stay tied; parts of a larger storage travel alone.
+weights stay tied; parts of a larger storage are sent separately.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DEVICES: Final = frozenset({"cpu", "cuda"})
 
 
 class _Region:
-    """Memory that a tensor covers, pickled once for all its tensors; kept on its GPU if ``keep`` accepts it."""
+    """The memory that tensors cover, pickled only once for all of them; kept on its GPU if ``keep`` accepts it."""
 
     def __init__(self, owner: torch.Tensor, keep: Callable[[Any], bool] | None) -> None:
         self._on_cuda = owner.is_cuda
@@ -80,7 +80,8 @@ def alone(obj: Any) -> tuple[Any, memoryview] | None:
 
 
 def rebuilder(key: Any) -> Callable[[Any], torch.Tensor]:
-    """Return the inverse of ``alone``: a function that creates a tensor from memory and takes the memory over."""
+    """Return the inverse of ``alone``: a function that creates a tensor from memory and takes ownership of the
+    memory."""
     name, shape, strides = key
     none = numpy.empty(0, name)
     dtype = torch.from_numpy(none).dtype

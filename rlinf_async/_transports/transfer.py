@@ -1,8 +1,8 @@
-"""``SendTransfer`` and ``ReceiveTransfer``: one transfer over a link, each a ``Work``. Divides buffers into chunks.
+"""``SendTransfer`` and ``ReceiveTransfer``: the two sides of a transfer, each a ``Work``; divides buffers into chunks.
 
-Large buffers are sent from their own memory, in chunks of a few MiB: so that after an error a transfer continues with
-the first missing chunk. Small buffers share a chunk, because each chunk costs as much as a few hundred kilobytes. Both
-sides compute the chunks from the sizes.
+Large buffers are sent from their own memory, in chunks of a few MiB, so that after an error a transfer can continue
+with the first missing chunk. Small buffers share a chunk, because the overhead of a chunk equals sending a few hundred
+kilobytes. Both sides compute the chunks from the sizes.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _ALIGNMENT_BYTES: Final = 64
 
 
 class Transfer(Work[T]):
-    """Transfer requested from a link.
+    """A transfer requested from a link.
 
     Attributes:
         sizes: sizes of its buffers in bytes.
-        tries: number of starts since the last chunk's arrival.
+        tries: number of starts since a chunk last arrived.
     """
 
     def __init__(self, number: int, sizes: Sequence[int]) -> None:
@@ -58,7 +58,7 @@ class Transfer(Work[T]):
 
 
 class SendTransfer(Transfer[None]):
-    """Transfer of buffers that the peer may request."""
+    """A transfer of buffers that the peer may request."""
 
     start = 0
 
@@ -68,7 +68,7 @@ class SendTransfer(Transfer[None]):
 
 
 class ReceiveTransfer(Transfer[list[Buffer]]):
-    """Transfer of buffers that the peer has announced.
+    """A transfer of buffers that the peer has announced.
 
     Attributes:
         chunks: flat bytes to receive into, once allocated.
@@ -108,7 +108,7 @@ class MemorySend(SendTransfer):
 
 
 class MemoryReceive(ReceiveTransfer[memoryview]):
-    """Transfer into CPU memory from a pool that reuses memory released by receivers."""
+    """A transfer into CPU memory from a pool that reuses memory released by receivers."""
 
     def __init__(self, number: int, sizes: Sequence[int], memory: Memory = warm) -> None:
         super().__init__(number, sizes)
@@ -132,7 +132,8 @@ def make_room(sizes: Sequence[int], memory: Memory) -> tuple[list[torch.Tensor],
 
 
 def _divide(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]], int]:
-    """Return the buffers with their own chunks, the other buffers with offsets in a common chunk, and its size."""
+    """Return the buffers that have their own chunks, the other buffers' offsets in a common chunk, and that chunk's
+    size."""
     alone = [index for index, size in enumerate(sizes) if size >= _SMALL_BYTES]
     together, nbytes = [], 0
     for index, size in enumerate(sizes):
@@ -147,7 +148,7 @@ def _split(flat: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _view(buffer: memoryview) -> torch.Tensor:
-    """Return the memory as a tensor. The caller must keep the buffer; torch warns of read-only buffers."""
+    """Return the memory as a tensor. The caller must keep the buffer; torch warns about read-only buffers."""
     if not buffer.readonly:
         return torch.frombuffer(buffer, dtype=torch.uint8)
     address = numpy.frombuffer(buffer, dtype=numpy.uint8).ctypes.data

@@ -1,4 +1,4 @@
-"""Table of transports for CPU memory outside frames (Gloo, pieces): choice by size and node, link factory."""
+"""A table of transports for CPU memory outside frames (Gloo, pieces): choice by size and node, creation of links."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rlinf_async._transports.link import Link, Post
 from rlinf_async._transports.shared_memory import fits
 
 IN_FRAME: Final = ""
-"""Transport within the frame: small messages inline, others in attached memory or, between daemons, in pieces."""
+"""Transport within the frame: small messages inline, large ones in attached memory or, between daemons, in pieces."""
 
 PIECES: Final = "pieces"
 
 
 class Transport(NamedTuple):
-    """Transport outside the frames.
+    """A transport outside the frames.
 
     Attributes:
         make: creates the ``Link``; the first call imports its modules.
@@ -52,7 +52,8 @@ def choose(nbytes: int, *, same_node: bool, direct: bool) -> str:
 
 
 def make_link(name: str, post: Post, first: bool, address: str) -> Link:
-    """Create the link of that name; ValueError if unknown, because the peer may run other code."""
+    """Create a link of the named kind. Raise ValueError if it is unknown, because the peer may run a different
+    version."""
     if name not in TRANSPORTS:
         raise ValueError(f"there is no link {name!r} between workers")
     return TRANSPORTS[name].make(post, first, address)

@@ -1,4 +1,4 @@
-"""``LoopNotRunning`` in waits for a user's event loop that was stopped or closed.
+"""Makes waits raise ``LoopNotRunning`` if they need a user's event loop that was stopped or closed.
 
 A cluster opened in a coroutine uses the loop that runs the coroutine. A wait on that loop runs only while the loop
 does; a wait from another thread would last forever once the loop has stopped (``run_until_complete`` has returned) or
@@ -22,7 +22,7 @@ from rlinf_async import settings
 from rlinf_async._core import clock
 from rlinf_async.errors import LoopNotRunning
 
-# True once a cluster of this process has used a user's loop; until then, waits need no watch.
+# True once a cluster of this process has used a user's loop; before that, waits need no watch.
 is_needed = False
 
 # The user's loop, if there has been only one; a wait on that loop needs no watch.
@@ -47,7 +47,7 @@ Have one loop serve all:
 
 
 class LoopBound(Protocol):
-    """Part of an awaited ``Work`` read by the watch: its loop and its description."""
+    """The part of an awaited ``Work`` that the watch reads: its loop and its description."""
 
     def _user_loop(self) -> asyncio.AbstractEventLoop | None: ...
 
@@ -55,7 +55,7 @@ class LoopBound(Protocol):
 
 
 class LoopWatch:
-    """Watch of one wait: checks that the loop runs, next at ``due``, in seconds of the monotonic clock."""
+    """A watch for one wait: checks that the loop runs, next at ``due`` in seconds of the monotonic clock."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: LoopBound) -> None:
         self._loop = loop
@@ -85,7 +85,7 @@ class LoopWatch:
         self._ask()
 
     def check_on(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
-        """Schedule the checks on the running loop; an error is set on the future on which the task waits."""
+        """Schedule the checks on the running loop; an error is set on the future for which the task waits."""
 
         def look() -> None:
             try:
@@ -117,7 +117,7 @@ def closed(loop: asyncio.AbstractEventLoop, what: str) -> LoopNotRunning:
 
 
 def watch(work: LoopBound, own: asyncio.AbstractEventLoop | None) -> LoopWatch | None:
-    """Return the watch for a wait on the loop ``own`` or in a thread; None if the wait needs no user's loop.
+    """Return a watch for a wait on the loop ``own`` or in a thread; None if the wait needs no user's loop.
 
     Raises:
         LoopNotRunning: the loop is closed.

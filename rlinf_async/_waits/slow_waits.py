@@ -1,4 +1,4 @@
-"""Tables of the waits of tasks and threads: ``snapshot``, blocking ``wait_on``, and warnings about slow waits.
+"""Tables of the waits of tasks and threads, with ``snapshot``, the blocking ``wait_on``, and warnings about slow waits.
 
 There are two kinds of tables: tasks register in their loop's table (``LoopWaits``, with one timer), threads in a common
 table, after a short delay. A row has the awaited object and the start of the wait, and costs two dict operations;
@@ -33,12 +33,12 @@ from rlinf_async._waits.user_code import Waiter, waiter_for, waiter_in_thread
 
 logger = own_logger(__name__)
 
-# Seconds after which a waiting thread registers in the table, so that calls answered sooner cost nothing.
+# Seconds after which a waiting thread registers in the table, so that calls answered earlier cost nothing.
 REGISTER_AFTER_S: Final = 0.25
 
 
-# Fraction of the first mark by which warnings are delayed, so that one warning covers waits that began at about the
-# same time.
+# Fraction of the first warning time by which warnings are delayed, so that one warning covers waits that began at about
+# the same time.
 _MARK_SLACK_FRACTION: Final = 0.02
 
 
@@ -46,7 +46,7 @@ Needs = tuple[list[Target], bool]  # actions that end a wait; True if all are ne
 
 
 class Waitable(Protocol):
-    """Part of an awaited ``Work`` needed for warnings about its waits."""
+    """The part of an awaited ``Work`` that warnings about its waits need."""
 
     _kind: str
 
@@ -66,7 +66,7 @@ class Waitable(Protocol):
 
 
 class PeerActivity(Protocol):
-    """Peer's activity as reported by its daemons: a ``Work`` with a text."""
+    """A ``Work`` that resolves to a description of the peer's activity, as reported by its daemons."""
 
     def done(self) -> bool: ...
 
@@ -77,7 +77,7 @@ class PeerActivity(Protocol):
 
 @dataclass(frozen=True)
 class WaitRecord:
-    """Row of the tables, as data; ``since`` is in seconds of the monotonic clock.
+    """A row of the tables, as plain data; ``since`` is in seconds of the monotonic clock.
 
     Attributes:
         kind: ``call``, ``send``, ``recv``, ``put``, ``get``, ``lock``, ``request``, ``task``, ...
@@ -95,7 +95,7 @@ class WaitRecord:
 
 
 def snapshot() -> list[WaitRecord]:
-    """Return all waits of this process, the oldest first; any thread may call it."""
+    """Return all waits of this process, oldest first. Any thread may call this."""
     rows = [row for loop in _all_loops() for row in loop.read()]
     for (ident, _), (work, since) in list(_threads.rows.copy().items()):  # type: ignore[misc]
         rows.append((work, since, waiter_in_thread(ident)))  # type: ignore[has-type]
@@ -108,7 +108,7 @@ def snapshot() -> list[WaitRecord]:
 
 @dataclass(frozen=True)
 class Row:
-    """Row in the tables; ``until`` is the monotonic time at which the wait times out, or ``FOREVER``."""
+    """A row in the tables; ``until`` is the monotonic time at which the wait times out, or ``FOREVER``."""
 
     work: Waitable
     since: float
@@ -116,13 +116,13 @@ class Row:
 
 
 def row_of(future: asyncio.Future[Any]) -> Row | None:
-    """Return the row of the task that awaits a future; None if the tables have none. Any thread may call this."""
+    """Return the row of the task that awaits a future; None if there is no such row. Any thread may call this."""
     found = next((row for loop in _all_loops() if (row := loop.rows.get(future)) is not None), None)
     return None if found is None else Row(*found)
 
 
 def rows_of_threads() -> dict[int, Row]:
-    """Return the rows of threads, by their ids; for nested waits, only the innermost."""
+    """Return a dict that maps each waiting thread's id to its row; for nested waits, to the innermost one."""
     found: dict[int, Row] = {}
     for key, (work, since) in list(_threads.rows.copy().items()):
         ident: int = key[0]  # type: ignore[index]
@@ -141,11 +141,11 @@ def marks() -> list[float]:
 
 
 class LoopWaits:
-    """Waits of the tasks of one loop; all methods but ``read`` run on that loop.
+    """The table of the waits of one loop's tasks; all methods except ``read`` run on that loop.
 
     Attributes:
         thread: id of the thread that runs the loop.
-        rows: work and start of the wait, by the future on which a task waits.
+        rows: maps the future for which a task waits to its work and the start of the wait.
         armed: true if the timer is set or not needed.
     """
 
@@ -231,7 +231,7 @@ def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
 
 
 def _place(work: Waitable, waiter: Waiter) -> tuple[str, str] | None:
-    """Return line and kind of a wait; waits that share both usually take equally long."""
+    """Return the line and the kind of a wait; waits that share both usually take about equally long."""
     return None if waiter.line is None else (waiter.line, work._kind)
 
 
@@ -254,7 +254,7 @@ def warn(rows: Iterable[tuple[Waitable, float, Waiter]], now: float) -> None:
 
 class LongWaitListener(Protocol):
     def _on_long_wait(self) -> None:
-        """React to logged warnings, on the logging thread. An exception is logged and does not end the wait."""
+        """React to logged warnings, on the thread that logs them. An exception is logged and does not end the wait."""
 
 
 def add_listener(listener: LongWaitListener) -> None:
@@ -327,5 +327,5 @@ _lock = threading.Lock()
 _listeners: weakref.WeakSet[LongWaitListener] = weakref.WeakSet()
 _loops: weakref.WeakSet[LoopWaits] = weakref.WeakSet()
 _threads = WaitTable()
-_until: dict[Hashable, float] = {}  # time at which a thread's wait times out, by the key of its row
+_until: dict[Hashable, float] = {}  # maps the key of a thread's row to the time at which its wait times out
 os.register_at_fork(after_in_child=_forget)

@@ -1,4 +1,4 @@
-"""Blocking of threads outside event loops: the ``Gate`` at which a thread waits, and whether it may block."""
+"""Blocks threads outside event loops: the ``Gate`` at which a thread waits, and checks whether it may block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Gate(Protocol):
-    """Object on which one thread waits, once."""
+    """An object at which one thread waits, once."""
 
     def open(self) -> None:
         """End the wait, or make a later wait return immediately. Any thread may call this."""
@@ -25,7 +25,7 @@ class Gate(Protocol):
 
 
 class LockGate:
-    """Gate of a thread that does nothing else while it waits."""
+    """A gate for a thread that does nothing else while it waits."""
 
     __slots__ = ("_lock",)
 
@@ -41,7 +41,7 @@ class LockGate:
 
 
 class EndableWaits:
-    """Blocking waits of one thread in a ``with`` block; any thread may ``end`` these waits with an error.
+    """The blocking waits of one thread in a ``with`` block; any thread may ``end`` these waits with an error.
 
     Current and later waits in the block raise copies of the error.
     """
@@ -64,7 +64,7 @@ class EndableWaits:
 
     @types.coroutine
     def carry(self, coroutine: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
-        """Await a coroutine whose steps may block, as RLinf's rules allow."""
+        """Await a coroutine whose steps may block, which RLinf's rules allow."""
         resume: Callable[[Any], Any] = coroutine.send
         value: Any = None
         while True:
@@ -84,7 +84,7 @@ class EndableWaits:
             raise copy_of(self._error)
 
     def end(self, error: Exception) -> None:
-        # Set the error first; a wait registers its gate before it reads the error, so it either sees the error or is
+        # Set the error first: a wait registers its gate before it reads the error, so it either sees the error or is
         # woken.
         self._error = error
         with self._lock:
@@ -94,7 +94,7 @@ class EndableWaits:
 
 
 class _EndableGate:
-    """Gate that wraps another gate, and also ends with the error of its ``EndableWaits``."""
+    """A gate that wraps another gate, and also ends with the error of its ``EndableWaits``."""
 
     def __init__(self, waits: EndableWaits, inner: Gate) -> None:
         self._waits = waits
@@ -106,7 +106,7 @@ class _EndableGate:
         self.wake()
 
     def wake(self) -> None:
-        """Open the inner gate unless already open, because it may be opened only once."""
+        """Open the inner gate unless it is already open, because it may be opened only once."""
         with self._waits._lock:
             is_first, self._is_awake = not self._is_awake, True
         if is_first:
@@ -145,9 +145,10 @@ def wait_at(make: Callable[[], Gate]) -> None:
 
 
 def awaiting_loop() -> AbstractEventLoop | None:
-    """Return the loop of a coroutine that has to await where other code blocks; RLinf's rules let it block as well."""
-    # Even under those rules, code that handles received frames must await: functions given to `then`, callbacks of a
-    # group.
+    """Return the running loop if this code must await instead of block, else None; RLinf's rules let coroutines
+    block."""
+    # Even under RLinf's rules, code that handles received frames must await, such as functions passed to `then` and a
+    # group's callbacks.
     return running_loop() if not dialect.is_rlinf or _per_thread.reads else None
 
 
@@ -156,7 +157,7 @@ def must_await() -> bool:
 
 
 def may_wait() -> bool:
-    """True if this thread may block: it neither runs a loop nor handles received frames, which end other waits."""
+    """True if this thread may block: it neither runs a loop nor handles received frames, for which other waits wait."""
     return not _per_thread.reads and (dialect.is_rlinf or running_loop() is None)
 
 

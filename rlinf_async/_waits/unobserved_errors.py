@@ -1,16 +1,15 @@
-"""Unawaited errors of calls: logs them after a second, lists them, reports them to the daemon; ``fail_fast`` ends
-waits.
+"""Tracks errors of calls that no code awaits: logs them after a second, reports them; with ``fail_fast``, ends waits.
 
-A call's error may arrive long before the script awaits the call, or the script may never do so because of another wait:
-``env.wait(); rollout.wait(); actor.wait()`` blocks in the first call when the actor has failed::
+A call's error may arrive long before the script awaits the call, or the script may never await it because it is blocked
+in another wait: ``env.wait(); rollout.wait(); actor.wait()`` blocks in the first wait even if the actor has failed::
 
     arrived ── RLINF_UNOBSERVED_ERROR_S ──► logged with its remote traceback; with ``fail_fast`` it ends plain waits
        │                                    lines(): warnings about long waits, Ctrl-C
        └── ReportError ──► daemon           the run's exit code is not 0 ...
     observed ── WithdrawError ──► daemon    ... unless the script gets the error, of this call or of one that shares it
 
-Several calls share an error: a rank's death, the loss of a node, the error of a constructor. They have a common
-``cause``, and an error caught once is not reported for the others.
+Several calls may share an error: a rank's death, the loss of a node, a constructor's error. These errors have a common
+``cause``, and an error caught once is not reported for the other calls.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from rlinf_async._core.own_logger import own_logger
 
 logger = own_logger(__name__)
 
-# Limit on one client's kept errors; older errors have been logged, and counted by the launcher.
+# Maximum number of errors kept per client; older errors have already been logged and counted by the launcher.
 MAX_ERRORS: Final = 1000
 
-# Limit on remembered observed causes, for which more errors may still arrive.
+# Maximum number of remembered causes that were observed; further errors with these causes may still arrive.
 MAX_OBSERVED: Final = 1000
 
 MAX_LINES: Final = 16
@@ -45,7 +44,7 @@ _numbers = itertools.count(1)
 
 @dataclass(eq=False)
 class UnobservedError:
-    """Error of a call or rank that has arrived but that the script has not received yet.
+    """An error of a call or rank that has arrived, but which the script has not received yet.
 
     Attributes:
         cause: identity shared by the errors of several calls.
@@ -76,7 +75,7 @@ class UnobservedError:
 
 
 class UnobservedErrors:
-    """Unobserved errors of one client.
+    """The unobserved errors of one client.
 
     An error and its observation may arrive in either order, from different threads; an error whose cause has already
     been observed is never reported.
@@ -168,7 +167,7 @@ class UnobservedErrors:
         ending_waits.discard(self)
 
     def fail_fast(self) -> None:
-        """From now on, let due errors end this process's plain waits."""
+        """From now on, let errors that are due end this process's plain waits."""
         ending_waits.add(self)
 
     # -- after a second -----------------------------------------------------------------------------------------
@@ -201,7 +200,8 @@ class UnobservedErrors:
 
 _accounts: weakref.WeakSet[UnobservedErrors] = weakref.WeakSet()
 
-# Accounts of the clients with ``fail_fast``. The set is usually empty, and a wait need check nothing else.
+# The ``UnobservedErrors`` of clients with ``fail_fast``. The set is usually empty, in which case a wait checks nothing
+# else.
 ending_waits: Final[set[UnobservedErrors]] = set()
 
 
@@ -236,7 +236,7 @@ def warning_suffix() -> str:
 
 
 class ErrorWatch:
-    """Plain wait in a process with ``fail_fast``, and the error that ended the wait, if any."""
+    """A plain wait in a process with ``fail_fast``, and the error that ended it, if any."""
 
     def __init__(self, end: Callable[[], None]) -> None:
         self.end = end

@@ -1,4 +1,4 @@
-"""Waiters, and lines of the user's code, found from the stacks of tasks and threads.
+"""Finds waiters and their lines of user code by examining the stacks of tasks and threads.
 
 Nothing is recorded in advance: a stack is examined only when a warning about a long wait is logged, or on request.
 """
@@ -24,7 +24,7 @@ _STDLIB: Final = sysconfig.get_path("stdlib") + os.sep
 # Subfolders of the standard library's folder that hold installed packages.
 _INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
-# Interpreter types between a coroutine and the awaited object that do not expose the object.
+# Interpreter types that stand between a coroutine and the awaited object, and do not expose the object.
 _WRAPPERS: Final = frozenset(
     {"async_generator_asend", "async_generator_athrow", "anext_awaitable", "coroutine_wrapper"}
 )
@@ -33,12 +33,12 @@ _TASKS: Final = str(asyncio.tasks.__file__)
 # Functions of asyncio, with the variables that hold their timers.
 _TIMERS: Final = {"sleep": "h", "_wait": "timeout_handle", "wait_for": "timeout_handle"}
 
-_MAX_AWAITERS: Final = 32  # longest chain of tasks awaiting each other that is followed
+_MAX_AWAITERS: Final = 32  # maximum length of a followed chain of tasks that await each other
 
 
 @dataclass(frozen=True)
 class Waiter:
-    """Waiting task or thread.
+    """A waiting task or thread.
 
     Attributes:
         line: innermost line of user code on its stack, ``train.py:12 in main()`` with the full path.

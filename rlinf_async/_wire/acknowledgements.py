@@ -1,4 +1,4 @@
-"""Timing of a socket's acknowledgements: each travels with the next frame sent, or alone after a delay."""
+"""Decides when a socket's acknowledgements are sent: each with the next frame, or alone after a delay."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Acknowledgements:
         if incoming.owes():
             self._writer.send_acknowledgement()
         elif not self._is_timing and (incoming.descriptors or incoming.received >= incoming.look_at + ACK_FRAMES):
-            # Do not send an acknowledgement as soon as it is due: if each frame is answered, the next answer carries
-            # it, and a timer for each would cost the loop time in every turn.
+            # Do not send an acknowledgement as soon as it is due. If every frame is answered, the next answer carries
+            # it, and starting a timer for each frame would slow down the loop.
             self._is_timing = True
             self._writer.on_loop(self._set_timer)
 

@@ -1,4 +1,4 @@
-"""TLS credentials of a run: a certificate authority per run, a certificate per node; explains refused handshakes.
+"""TLS credentials for a run: one certificate authority per run, one certificate per node; explains refused handshakes.
 
 The launching process creates a `RunAuthority` when it starts a run over several machines, and sends each daemon its
 `NodeCredentials` over the lifeline. The authority's key exists only in that process's memory and dies with it, so no
@@ -30,7 +30,7 @@ _RUN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
 
 
 def node_name(run: str, node: int) -> str:
-    """Return the DNS name in a node's certificate, under which the node is dialled.
+    """Return the DNS name in a node's certificate, which callers use to dial the node.
 
     Raises:
         ConfigError: the run's id is not a DNS label of at most 32 characters, or the rank is negative.
@@ -44,7 +44,7 @@ def node_name(run: str, node: int) -> str:
 
 @dataclass(frozen=True, repr=False)
 class NodeCredentials:
-    """PEM texts that prove one node's identity and verify others; the private key is unencrypted."""
+    """The PEM texts with which a node proves its identity and verifies others; the private key is unencrypted."""
 
     ca: str
     cert: str
@@ -59,7 +59,7 @@ class NodeCredentials:
 
 
 class RunAuthority:
-    """Signer of a run's node certificates; uses ECDSA P-256, because gRPC does not accept Ed25519."""
+    """The signer of a run's node certificates. Uses ECDSA P-256, because gRPC does not accept Ed25519."""
 
     def __init__(self, run_id: str) -> None:
         node_name(run_id, 0)
@@ -92,14 +92,14 @@ async def explain_refusal(
 ) -> AuthError | None:
     """Repeat a failed TLS handshake to find its cause, which gRPC reports only as "socket closed".
 
-    Return the error to raise, within ``timeout`` seconds in total; None if authentication is not the cause, because the
-    port is closed or the handshake succeeds. This node's own ``credentials`` have passed their `check`.
+    Return the error to raise, or None if authentication is not the cause: the port is closed, or the handshake now
+    succeeds. Takes at most ``timeout`` seconds. The caller has already checked this node's own ``credentials``.
     """
     where = f"{host}:{port}, which should be {name},"
     try:
         async with asyncio.timeout(timeout):
             return await _handshake(host, port, name, where, credentials)
-    except (OSError, TimeoutError):  # without a connection or an answer, certificates are not the cause
+    except (OSError, TimeoutError):  # there is no connection or answer, so certificates are not the cause
         return None
 
 

@@ -1,8 +1,8 @@
-"""``PeerLink`` between two daemons: two streams (control, bulk) that survive reconnections; closed cleanly or lost.
+"""``PeerLink``: a link between two daemons with two streams (control, bulk) that survive reconnections.
 
 A link has two message streams in each direction: *control*, a byte stream that sends everything queued as one message
-whenever the stream is free, and *bulk*, in pieces, so that a large value never delays a call. Payloads are opaque in
-both. Order is kept within a stream, not across the two.
+whenever the stream is free, and *bulk*, which sends pieces, so that a large value never delays a call. Both treat
+payloads as opaque bytes. Order is preserved within a stream, but not between the two.
 
 A connection may break or fall silent at any time. Then the dialling side reconnects, both sides report how many
 messages of each stream they have received, and the remaining messages are sent again, so that none is lost or
@@ -31,19 +31,19 @@ from rlinf_async.errors import ClosedError, NodeLost, RLinfAsyncError
 MAX_MESSAGE_BYTES = 1 << 20
 """Maximum size of a bulk piece; gRPC slows down beyond it."""
 CLOSED = "its daemon ended in order: it was stopped, or has lost its launcher"
-"""Reason for a link closed by the other side."""
+"""Reason reported for a link that the other side has closed."""
 CLOSE_TIMEOUT_S = 2.0
 
 _BATCH_BYTES = 256 << 10  # larger messages are no faster and delay calls
 _MAX_QUEUED_PIECES = 4  # enough to keep the stream busy
 _MAX_KEPT_BYTES: Final = 32 << 20
-"""Limit on unacknowledged bytes, above which the bulk stream waits."""
+"""Maximum number of unacknowledged bytes; beyond it, the bulk stream waits."""
 _ACK_DELAY_S: Final = 0.05
 _BEATS: Final = 10
 _SILENT_BEATS: Final = 3.5
-"""Heartbeats without a message after which a connection to a reachable peer is replaced; TCP would wait longer."""
+"""Number of heartbeats without a message after which a connection to a reachable peer is replaced; TCP waits longer."""
 _PROBE_S: Final = 1.0
-"""Seconds that a probe of a silent peer waits; TCP retries after one second, as does the next probe."""
+"""Timeout for probing a silent peer. TCP itself would only retry after one second, so the next probe retries then."""
 _BREAK_OFF_S: Final = 0.5
 _MAX_REASON_BYTES: Final = 1000
 _FIRST_PAUSE_S: Final = 0.1
@@ -57,11 +57,11 @@ _BREAK_OFF: Final = _HEADER.pack((1 << 64) - 1, (1 << 64) - 1)
 
 
 class Broken(Exception):
-    """End of a stream without a goodbye; the text gives the cause."""
+    """Raised when a stream ends without a goodbye; the text gives the cause."""
 
 
 class LinkEnded(Broken):
-    """End of the link itself, which must not be reconnected."""
+    """Raised when the link itself has ended and must not be reconnected."""
 
 
 class MessageStream(Protocol):
@@ -77,7 +77,7 @@ async def _leave(_in_order: bool) -> None:
 
 
 class Over:
-    """Awaitable close of a wire, clean or not."""
+    """An awaitable event: the end of a wire, clean or not."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -93,7 +93,7 @@ class Over:
 
 @dataclass(eq=False)
 class Wire:
-    """One connection of a link: its streams, the function that hangs up, and the event of its close."""
+    """One connection of a link: its streams, a function that hangs up, and an event set when it closes."""
 
     control: MessageStream
     bulk: MessageStream
@@ -102,17 +102,17 @@ class Wire:
 
 
 Received = Sequence[int]
-"""Numbers of messages received over all of a link's connections, on the control and the bulk stream."""
+"""How many messages have arrived on the control and the bulk stream, over all connections of a link."""
 
 Redial = Callable[[Received, float], Awaitable[tuple[Wire, Received]]]
-"""Function that opens another connection within the given seconds, and exchanges the numbers. Raises NodeLost if the
-caller may retry, another RLinfAsyncError if the peer refuses to continue the link."""
+"""Function that opens another connection within the given seconds, and exchanges the counts of received messages.
+Raises NodeLost if the caller may retry, or another RLinfAsyncError if the peer refuses to continue the link."""
 
 _Argument = TypeVar("_Argument")
 
 
 class _Callback(Generic[_Argument]):
-    """Attribute of a link that its owner sets; the link delivers once all three are set."""
+    """An attribute of a link that its owner sets; the link delivers messages once all three callbacks are set."""
 
     def __set_name__(self, owner: type[PeerLink], name: str) -> None:
         self._name = name
@@ -132,28 +132,29 @@ class _Callback(Generic[_Argument]):
 # The class stays whole with more than 30 methods, because streams, heartbeats, reconnection and shutdown share the
 # link's state flags.
 class PeerLink:
-    """Link to another node's daemon, the same on both ends; created by `dial` and `PeerServer`.
+    """A link to another node's daemon, created by `dial` on one side and by `PeerServer` on the other.
 
     The owner sets three callbacks. They are called on the loop, one at a time, and must not block. Messages are held
     back until all three are set. An exception in a callback ends the link.
 
     Args:
-        lease: seconds without a message from the other side before the link ends, at most a tenth later.
-        address: listening address of the peer's daemon, empty if unknown; the daemon has exited if it refuses.
-        accepts: probe for whether ``address`` accepts connections; returns None without an answer within the given
-        seconds.
-        redial: None on the accepting side, which uses `suspend` and `resume`.
-        on_end: called once when the link has ended, for whatever reason.
+        lease: seconds without a message from the other side after which the link ends; it may end up to a tenth later.
+        address: listening address of the peer's daemon, empty if unknown. If it refuses connections, the daemon has
+            exited.
+        accepts: checks whether ``address`` accepts connections; returns None if there is no answer within the given
+            number of seconds.
+        redial: opens another connection; None on the accepting side, which uses `suspend` and `resume` instead.
+        on_end: called once when the link has ended for any reason.
 
     Attributes:
         peer: the other node's rank.
-        lease: as above; may be changed at any time, on both sides.
+        lease: the argument; may be changed at any time, on both sides.
         peer_has_ended: True if the other side's daemon has closed the link or exited.
-        on_control: called with the bytes passed to `send` on the other side, in order, several calls' bytes joined.
-            Only values larger than 256 KiB arrive in parts.
+        on_control: called with the bytes passed to `send` on the other side, in order. The bytes of several calls may
+            arrive joined, and values larger than 256 KiB may arrive in parts.
         on_bulk: called with each bulk piece.
-        on_lost: called once with the reason, after the last message, when the link ends other than by this side's own
-            `close`; the reason is `CLOSED` if the peer closed cleanly.
+        on_lost: called once with the reason, after the last message, when the link ends by anything but this side's own
+            `close`. The reason is `CLOSED` if the peer closed cleanly.
     """
 
     on_control = _Callback[bytes]()
@@ -209,7 +210,7 @@ class PeerLink:
 
     @property
     def seconds_down(self) -> float:
-        """Return the seconds since the last message if messages are overdue; 0 for a link that is up."""
+        """Return the seconds since the last message if messages are overdue; 0 if the link is up."""
         silent = clock.monotonic() - self._last_arrival
         return silent if self._present is None or silent > _SILENT_BEATS * self._beat_s else 0.0
 
@@ -250,10 +251,10 @@ class PeerLink:
         self._bulk_wake.set()
 
     async def close(self) -> None:
-        """Send everything queued, say goodbye and wait for the peer's, at most two seconds. Idempotent.
+        """Send all queued messages and a goodbye, and wait up to two seconds for the peer's goodbye. Idempotent.
 
-        Messages that arrive during the close are dropped, and `on_lost` is no longer called. Without a connection
-        nothing is sent.
+        Messages that arrive during the close are dropped, and `on_lost` is not called any more. If there is no
+        connection, nothing is sent.
         """
         self._closing = True
         self._end()
@@ -339,17 +340,17 @@ class PeerLink:
         raise await self._interruption
 
     async def _break_silence(self) -> None:
-        """End a connection on which one end receives nothing, although the peer is reachable.
+        """Break a connection on which one side receives nothing although the peer is reachable.
 
-        If the peer is unreachable, or its messages are queued in the network, a new connection would wait
-        longer than this one.
+        If the peer is unreachable, or its messages are queued in the network, keep the connection, because a new one
+        would take even longer.
         """
         while True:
             await self._is_silent.wait()
             arrival = self._last_arrival
             reached = await self._accepts(self._address, _PROBE_S)
             if self._is_unheard and reached is not None:
-                # Queued messages may just have arrived, so wait for one more report.
+                # Messages delayed in the network may have just arrived, so wait for one more report.
                 await asyncio.wait([self._interruption], timeout=self._beat_s)
             if self._last_arrival != arrival and not self._is_unheard:
                 self._is_silent.clear()
@@ -410,17 +411,18 @@ class PeerLink:
         return self._resumption.result()
 
     async def _check_peer(self, why: str) -> None:
-        """Raise LinkEnded if the peer's machine refuses connections, because its daemon has then exited."""
+        """Raise LinkEnded if the peer's machine refuses connections, which means that its daemon has exited."""
         if self._address and await self._accepts(self._address, TIMEOUT_S) is False:
             self.peer_has_ended = True
             raise LinkEnded(f"{why}; its daemon is gone: {self._address} refuses connections")
 
     async def suspend(self) -> Received:
-        """Stop the connection that the peer has replaced. Return the numbers for the peer, or raise LinkEnded."""
+        """Stop the connection that the peer has replaced. Return the received counts for the peer, or raise
+        LinkEnded."""
         if (wire := self._present) is not None:
             self._interrupt(Broken("the other side has made another connection"))
-            # The numbers must not change once the peer gets them, because a message counted later would be sent again
-            # and arrive twice.
+            # The counts must not change once the peer has them: a message counted afterwards would be sent again and
+            # arrive twice.
             await wire.over.wait()
         if self._ending or self._verdict:
             raise LinkEnded(self._reason or self._verdict or "it is being closed")
@@ -428,7 +430,7 @@ class PeerLink:
         return self._received
 
     def resume(self, wire: Wire, received: Received) -> None:
-        """Continue on another connection; the peer has received ``received`` messages."""
+        """Continue on another connection; ``received`` counts the messages that the peer has received."""
         if self._present is not None or self._resumption.done() or self._ending:
             wire.over.set()  # another connection came first, or the link has ended
             return
@@ -467,7 +469,7 @@ class PeerLink:
 
     def _on_beat(self) -> None:
         now, beat = clock.monotonic(), self._beat_s
-        # If this process itself was stopped, messages that have arrived are read before the peer is judged.
+        # If this process itself was stopped, read the messages that have arrived before judging the peer.
         stood_still, self._last_beat = now - self._last_beat > 2 * beat, now
         if not self._listening.is_set():
             self._last_arrival = now
@@ -574,8 +576,8 @@ class PeerLink:
         self._bulk_wake.set()
 
     async def _deliver(self, callback: str, data: bytes) -> None:
-        # The other side sends as soon as its own callbacks are set, perhaps before this side's callbacks are. Until
-        # then, stop reading, so that gRPC's flow control holds the rest back at the sender.
+        # The other side sends as soon as its own callbacks are set, perhaps before this side's are. Until this side's
+        # callbacks are set, do not read, so that gRPC's flow control holds the messages back at the sender.
         # tests/_wire/test_daemon_link.py::test_nothing_that_arrives_before_the_owner_listens_is_lost
         if not self._listening.is_set():
             await self._listening.wait()

@@ -1,4 +1,4 @@
-"""Dials another node's daemon over gRPC: exchanges Hellos and opens both streams, also when a ``PeerLink`` redials."""
+"""Dials another node's daemon over gRPC: exchanges Hellos and opens both streams, for new links and for redials."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ async def dial(
     lease: float = settings.LEASE_S.default,
     own_address: str = "",
 ) -> PeerLink:
-    """Open a link from node ``node`` to node ``peer``. On return the link works in both directions.
+    """Open a link from node ``node`` to node ``peer``. When this returns, the link works in both directions.
 
     Args:
-        address: peer's listening address, ``"ip:port"``.
-        timeout: seconds; after a refused handshake, the diagnosis may add two.
+        address: the peer's listening address, ``"ip:port"``.
+        timeout: maximum time in seconds; diagnosing a refused handshake may take two more.
         lease: seconds without a message from the peer after which the link ends.
-        own_address: listening address of node ``node`` itself; a peer that it refuses need not wait.
+        own_address: listening address of ``node`` itself. If it refuses connections, the peer need not wait for the
+            lease.
 
     Raises:
         AuthError: one side did not accept the other's certificate or identity, or the credentials are invalid.
         VersionMismatch: the nodes use different protocols or minor versions of Python.
-        NodeLost: nothing answers at ``address``, or not in time.
+        NodeLost: ``address`` does not answer in time.
         ConfigError: the address is malformed.
     """
     host, port = split_endpoint(address)
@@ -67,7 +68,7 @@ async def dial(
 
 @dataclass(frozen=True)
 class _DialParameters:
-    """Parameters of ``dial``, for first and later connections."""
+    """The parameters of ``dial``, kept for later connections."""
 
     address: str
     node: int
@@ -80,8 +81,8 @@ class _DialParameters:
     async def connect(self, received: Received, timeout: float) -> tuple[Wire, Hello]:
         """Open both streams, each over its own connection. Return the wire, and the peer's Hello.
 
-        NodeLost means no answer in time; Broken means a refused connection or an invalid answer. Other errors are as
-        for ``dial``.
+        Raise NodeLost if there is no answer in time, Broken if the connection is refused or the answer is invalid, and
+        otherwise the same errors as ``dial``.
         """
         host, _ = split_endpoint(self.address)
         target, name = f"ipv{parse_ip(host).version}:{self.address}", node_name(self.run, self.peer)

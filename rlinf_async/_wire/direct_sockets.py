@@ -1,4 +1,4 @@
-"""Table of direct sockets to processes of this node; the daemon relays a broken socket's lost frames.
+"""A table of direct sockets to processes on the same node; the daemon relays the lost frames of a broken socket.
 
 A socket that breaks while both processes are alive loses nothing. Each end tells the other, through the daemon, how
 many frames it has received. The daemon then relays the missing frames, and frames sent in the meantime, once and in
@@ -8,7 +8,7 @@ order::
     this process ◄── RESUME 17 ── daemon ◄──
     sends from frame 18 on ─────► daemon ──►
 
-If the other process has ended, the daemon answers for it (-1).
+If the other process has exited, the daemon answers in its place, with -1.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ OnEnd = Callable[[int, Connection | None, bool], None]
 
 
 class DirectSockets:
-    """Resumable connections by peer endpoint, either all created by this process or all received by it.
+    """A table that maps peer endpoints to resumable connections, either all created or all received by this process.
 
     Args:
         send_resume: tells an endpoint, through the daemon, how many frames of the socket have arrived.
         relay: sends an endpoint a frame of the socket through the daemon.
-        on_end: called with an endpoint, its connection, which is no longer used (None if never received), and True if
-            its process has ended.
+        on_end: called with an endpoint, its connection, which is no longer used (None if it was never received), and
+            whether the endpoint's process has exited.
     """
 
     def __init__(self, send_resume: SendResume, relay: Relay, on_end: OnEnd) -> None:
@@ -40,12 +40,12 @@ class DirectSockets:
         self._relay = relay
         self._on_end = on_end
         self.connections: dict[int, Connection | None] = {}
-        """Connections by endpoint; None means that an endpoint must not have one."""
+        """Maps each endpoint to its connection; None means that the endpoint must not have one."""
         self.find: Callable[[int], Connection | None] = self.connections.get
         self._broken: set[int] = set()
         self._replaced: set[int] = set()
         self._lost: set[int] = set()
-        """Endpoints whose socket was not received and that have not yet confirmed the loss."""
+        """Endpoints whose socket did not arrive, and which have not yet confirmed the loss."""
 
     def __repr__(self) -> str:
         return f"<DirectSockets [{len(self.connections)} connections, {len(self._broken)} of them broken]>"
@@ -71,7 +71,8 @@ class DirectSockets:
         self._send_resume(peer, 0)
 
     def resume(self, peer: int, received: int) -> None:
-        """Resume through the daemon: the peer has received this many frames and no longer reads; -1 if it has ended."""
+        """Resume through the daemon: the peer has received ``received`` frames and no longer reads; -1 if it has
+        exited."""
         connection = self.connections.get(peer)
         if connection is None:
             if received < 0:
@@ -85,8 +86,8 @@ class DirectSockets:
             connection.drain_if_intact()
             connection.end()
             self.broke(peer)
-            # On FrameError, the other side claims more frames than were sent; the claim is useless, so nothing is sent
-            # again.
+            # FrameError means that the other side claims more frames than were sent. The claim is useless, so send
+            # nothing again.
             with contextlib.suppress(FrameError):
                 connection.hand_over(received, lambda frame, fds: self._relay(peer, frame, fds))
         # Remove the connection only now: a frame that finds no socket is relayed immediately, ahead of frames not
@@ -101,7 +102,7 @@ class DirectSockets:
         self._on_end(peer, connection, received < 0)
 
     def drain(self, peer: int) -> None:
-        """Read everything that an endpoint sent before its end is handled."""
+        """Read everything that an endpoint has sent, before its end is handled."""
         connection = self.connections.get(peer)
         if connection is not None:
             connection.drain_if_intact()

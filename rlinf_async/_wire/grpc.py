@@ -1,7 +1,7 @@
-"""gRPC adapter for links between daemons: mutual TLS, options, streams, error texts; nothing else imports grpc.
+"""The gRPC adapter for links between daemons: mutual TLS, options, streams, error texts. No other module imports grpc.
 
-Two daemons share two long-lived streams, each over a separate channel. On the server's side, gRPC does not distinguish
-a broken stream from a finished one, so a link says goodbye.
+Two daemons share two long-lived streams, each over a separate channel. On the server side, gRPC does not distinguish a
+broken stream from a finished one, so a link ends with an explicit goodbye.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ import grpc.aio  # noqa: E402
 for _name in _own_settings:
     del os.environ[_name]
 
-_MAX_DETAILS_CHARS = 1000  # longer status details arrive as "metadata size exceeds hard limit"
+_MAX_DETAILS_CHARS = 1000  # longer details are replaced by "metadata size exceeds hard limit"
 
 _log = own_logger(__name__)
 _Options = list[tuple[str, int | str]]
@@ -102,7 +102,7 @@ def _channel_options(lease: float, name: str) -> _Options:
 def new_server(
     lease: float, patience: float, most_connections: int | None, *, control: _Handler, bulk: _Handler
 ) -> Any:
-    """Return a server of the two streams that does not listen yet. Call this on a loop.
+    """Return a server for the two streams that does not listen yet. Must be called on a running loop.
 
     A connection's TLS handshake may take ``patience`` seconds. Connections beyond ``most_connections``, authenticated
     or not, are closed.
@@ -177,7 +177,7 @@ def dialled(call: Any) -> RpcStream:
 
 
 def accepted(context: Any) -> RpcStream:
-    """Return the accepting end of a stream, which does not learn why the stream broke."""
+    """Return the accepting end of a stream; gRPC does not tell it why the stream broke."""
 
     async def why_broken() -> str:
         return "the connection broke"

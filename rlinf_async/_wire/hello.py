@@ -1,6 +1,6 @@
 """Handshake message of links between daemons (run, node, protocol and Python version): packing and checks.
 
-The sender's certificate belongs to the run, but no field of the message is trusted.
+The sender's certificate is known to belong to the run, but none of the message's fields is trusted.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Hello:
     Attributes:
         incarnation: id of the daemon process; a restarted daemon has a new id.
         address: the daemon's listening address; empty if it does not listen.
-        received: numbers of messages received on the link's streams, in a replacement connection's Hello and its
-        answer; empty for a new link.
-        bulk: in an answer, the key to send on the bulk stream.
+        received: how many messages of each stream have been received, when a connection is replaced; empty for a new
+            link.
+        bulk: the key that the dialling side must send on the bulk stream; set only in answers.
     """
 
     magic: str
@@ -75,8 +75,8 @@ class Hello:
         """Decode the peer's untrusted Hello, and compare it with this Hello and the peer's certificate names.
 
         Raises:
-            AuthError: not a Hello, from another run, or not from the certificate's node.
-            VersionMismatch: different protocol or minor version of Python.
+            AuthError: the data is not a Hello, comes from another run, or names another node than the certificate.
+            VersionMismatch: the peer uses another protocol or another minor version of Python.
         """
         fields = _decode(data)
         if fields.get("magic") != self.magic:

@@ -1,4 +1,4 @@
-"""``Lifeline``: subprocess, local or by ssh, that exits when its stdin closes (a node daemon): start, JSON lines, stop.
+"""``Lifeline``: controls a node daemon, a local or ssh subprocess that exits when its stdin closes, by JSON lines.
 
 The far side, started here or through ssh, reads and writes JSON objects, one per line. Its lines for this side start
 with a marker known only to both sides. Anything else on its stdout is noise (a shell's start-up files, a banner), kept
@@ -34,12 +34,13 @@ from rlinf_async.errors import ClosedError, DeadlineExceeded, LaunchError, RLinf
 _READ_BYTES: Final = 64 * 1024
 _READS_PER_TURN: Final = 16
 _LAST_OUTPUT_S: Final = 2.0
-"""Seconds to wait for the exit code after the end of output or a SIGKILL."""
+"""Seconds to wait for the exit code after the output has ended, or after a SIGKILL."""
 _PAST_EDITOR: Final = ("/usr/bin/env",)
 """Command prefix under debugpy, which would otherwise rewrite the command and add threads to a node's template."""
 
 _STOP_S: Final = 5.0
-"""Seconds after its stdin closes for the far side to end everything that it started; a guardian takes at most four."""
+"""Seconds that the far side has, once its stdin closes, to end everything that it started; a guardian needs at most
+four."""
 
 _STOP_LOST_S: Final = 0.8
 
@@ -52,7 +53,7 @@ def fresh_marker() -> str:
 
 
 class Lifeline:
-    """A started far side. Use it on one loop; only one task at a time may ``receive``.
+    """A started subprocess, the far side. Use it on one loop; only one task at a time may ``receive``.
 
     Attributes:
         name: the host as written by the user.
@@ -201,10 +202,9 @@ class Lifeline:
         return self._process.returncode
 
     async def stop(self, grace: float = 5.0, *, cut: float = _STOP_S) -> int | None:
-        """Ask the far side to exit within ``grace`` seconds; if it has not, close its stdin, and kill it ``cut``
-        seconds later.
+        """Ask the far side to exit within ``grace`` seconds; then close its stdin, and kill it ``cut`` seconds later.
 
-        Never raises if the far side misbehaves. Return the exit code. The lifeline is closed afterwards.
+        Never raise because the far side misbehaves. Return the exit code. Afterwards the lifeline is closed.
         """
         end = self._loop.time() + grace
         with suppress(RLinfAsyncError):
@@ -214,7 +214,8 @@ class Lifeline:
         return self._process.returncode
 
     async def stop_lost(self, *, is_here: bool) -> None:
-        """Stop a lost node's far side within a second, even if it does not answer; if remote, by closing its stdin."""
+        """Stop a lost node's far side within a second, even if it does not answer; a remote one by closing its
+        stdin."""
         end = self._loop.time() + _STOP_LOST_S / 2
         with suppress(RLinfAsyncError):
             await self.send({"op": "stop"}, timeout=_STOP_LOST_S / 2)
@@ -231,7 +232,7 @@ class Lifeline:
             self._process.kill()
 
     async def close(self, cut: float = _STOP_S) -> None:
-        """Close the far side's stdin, and kill the local process if still alive ``cut`` seconds later. Idempotent."""
+        """Close the far side's stdin; kill the local process if it is still alive ``cut`` seconds later. Idempotent."""
         self.seal()
         if not self._closed and not await self._exits_within(cut):
             self.kill()
@@ -250,7 +251,7 @@ class Lifeline:
         self._close_descriptors()
 
     def end_without_loop(self, cut: float) -> None:
-        """Close the lifeline, blocking, from any thread, if the loop is closed or has stopped.
+        """Close the lifeline and block until it is closed; for any thread, if the loop is closed or has stopped.
 
         If the loop runs again, it releases the descriptors registered with it.
         """
@@ -297,7 +298,7 @@ class Lifeline:
         )
 
     def stray_output(self) -> str:
-        """Return the last unmarked output as lines for the end of an error message; often empty."""
+        """Return the last unmarked output, as lines to append to an error message; often empty."""
         lines = RemoteExit(None, tuple(self._output.noise), self.stderr_tail).last_lines()
         return "".join(f"\n{line}" for line in lines)
 
@@ -353,7 +354,7 @@ class Lifeline:
         self._on_stderr()
         if not self._out_ended:
             self._on_stdout()
-        # A stray descendant may hold the other ends open, so only the process's own exit counts.
+        # A leftover descendant may hold the pipes open, so rely only on the process's own exit.
         self._out_ended = True
         self._exited.set()
         self._news.set()
@@ -378,8 +379,8 @@ def _spawn(
 
 
 def _close_after_fork() -> None:
-    # The far side exits when its stdin ends, that is, when every copy of this end is closed. A child of the user's
-    # process that kept its copy would keep a whole run alive after its parent was killed.
+    # The far side exits when its stdin ends, that is, once every copy of this end is closed. If a forked child of the
+    # user's process kept its copy, a whole run would stay alive after the parent was killed.
     # tests/_wire/test_lifeline.py::test_a_forked_child_does_not_keep_the_far_side_alive_when_its_parent_is_killed
     for lifeline in list(_open_here):
         lifeline._belongs_to_parent = True

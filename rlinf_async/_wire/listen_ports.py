@@ -1,4 +1,4 @@
-"""TCP ports to listen on: the kernel's choice, or the free ports of ``--port-range``."""
+"""Chooses TCP ports to listen on: any port that the kernel picks, or a free port of ``--port-range``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def listening_sockets(address: str, ports: Sequence[int] | None, what: str) -> I
     for port in [*(ports or ())[first:], *(ports or ())[:first]]:
         if (mark := promise(port)) is None:
             continue
-        with mark:  # held until the caller continues, as a library may bind the port again
+        with mark:  # held until the caller continues, because a library may bind the port again
             try:
                 listener = _listening(address, port)
             except OSError as error:

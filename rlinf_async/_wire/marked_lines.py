@@ -1,4 +1,4 @@
-"""Parser of a subprocess's stdout: JSON objects on lines that begin with a marker, and noise."""
+"""A parser for a subprocess's stdout, which mixes JSON objects, on lines that begin with a marker, with noise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 
 
 class MarkedLines:
-    """Parser from bytes to JSON objects, one per line after a marker; the reader removes them."""
+    """A parser that extracts JSON objects from bytes, one per marked line; the reader takes them from the list."""
 
     def __init__(self, marker: str) -> None:
         self.messages: deque[dict[str, Any]] = deque()
@@ -30,7 +30,7 @@ class MarkedLines:
             for line in lines:
                 self._on_line(line)
         elif searched > _MAX_LINE_BYTES:
-            # Drop foreign output without line ends, except for its end, which may be part of a marker.
+            # Drop foreign output that has no line ends, but keep its last bytes, which may be the start of a marker.
             del self._rest[: -len(self._marker)]
 
     def _on_line(self, line: bytearray) -> None:

@@ -1,4 +1,4 @@
-"""Joins started node daemons into one cluster: sends configurations, gathers addresses, sends all to each daemon.
+"""Joins started node daemons into one cluster: sends each its configuration, then the addresses of all others.
 
 The same few messages serve the single daemon of an embedded cluster and the hundred daemons of a launched run.
 """
@@ -16,8 +16,8 @@ from rlinf_async.errors import LaunchError, RLinfAsyncError
 _Result = TypeVar("_Result")
 
 Progress = Callable[[int, str, Mapping[str, Any]], None]
-"""Callback with index, state and data: ``"up"`` with ``address`` and ``facts``, ``"ready"``, ``"failed"`` with
-``error``."""
+"""Callback that receives an index, a state and data: ``"up"`` with ``address`` and ``facts``, ``"ready"``, or
+``"failed"`` with ``error``."""
 
 
 async def start_nodes(
@@ -85,7 +85,7 @@ async def on_all_nodes(
     progress: Progress | None = None,
     said: Callable[[int], str] | None = None,
 ) -> tuple[dict[int, _Result], dict[int, str]]:
-    """Run ``work(index)`` for all nodes concurrently. Return results and error texts, by index.
+    """Run ``work(index)`` for all nodes concurrently. Return the results and the error texts, each as a dict by index.
 
     A failure is an ``RLinfAsyncError`` or a missed deadline. After the first failure the other nodes have ``patience``
     more seconds to succeed or fail, so that all failures are reported.

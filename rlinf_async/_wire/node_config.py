@@ -1,4 +1,4 @@
-"""``NodeConfig``: boot configuration of a node's daemon, the first line of its stdin, as JSON."""
+"""``NodeConfig``: the boot configuration of a node's daemon, sent as JSON in the first line of its stdin."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from rlinf_async.errors import VersionMismatch
 
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig:
-    """Identity of a node, and everything that its daemon cannot find out on its own.
+    """The identity of a node, and everything else that its daemon cannot find out on its own.
 
     Attributes:
-        run: run id on every machine, 8 hex digits.
+        run: the run's id, 8 hex digits, the same on every machine.
         marker: prefix of the daemon's answers; the ``marker`` of its lifeline.
         node: rank of the node. ``num_nodes`` counts the nodes that may run workers.
         hidden: true if the daemon only connects the driver's machine and gets no workers.
-        bind: address to which other daemons connect; None without other daemons.
-        credentials: None if ``bind`` is None.
-        env: variables for the workers.
+        bind: address to which other daemons connect; None if there are no other daemons.
+        credentials: the node's TLS credentials; None if ``bind`` is None.
+        env: environment variables for the workers.
         max_gpus: the hosts file's ``slots`` or ``max_slots``.
         gpus, fake_gpus, max_gpus, labels: the user's values for the host; None to let the daemon detect them.
         sync: folder on the user's machine and path of its copy on this machine.
         run_dir: existing directory of mode 0700; None to let the daemon create one.
         tee: workers whose output the user sees: ``"all"``, ``"none"``, or ranks.
         port_range: first and last port for listening; None for the kernel's choice.
-        python_flags: options of the workers' interpreter: ``("-O", "-X", "dev")``.
+        python_flags: options for the workers' interpreter, such as ``("-O", "-X", "dev")``.
         launched: true under ``rlinf-launch``, when the daemon reports on the lifeline that the run must end.
     """
 

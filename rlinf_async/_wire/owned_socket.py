@@ -1,8 +1,9 @@
-"""Socket whose descriptor user code may close: detects, by inode, that its number now refers to another file.
+"""A socket whose descriptor user code may close: detects by inode that its number now refers to another file.
 
-Code that closes all descriptors from 3 on, or one of its own twice, closes the framework's sockets, and the kernel
-reuses their numbers for the next opened files. Any later use of such a number affects the wrong file: another process
-could read a frame. So a socket is identified by its inode, and a new socket takes its number over from its predecessor.
+User code that closes all descriptors from 3 on, or closes one of its own twice, may close the framework's sockets. The
+kernel then reuses their numbers for the next opened files, and any use of such a number affects the wrong file: another
+process could read a frame. So a socket is identified by its inode, and a new socket with a reused number detaches the
+previous owner of the number.
 
 tests/_wire/reading/test_second_thread.py::test_a_successor_that_takes_the_number_of_a_closed_socket_is_read_by_both_threads
 """
@@ -18,11 +19,11 @@ from weakref import WeakMethod, WeakValueDictionary
 
 
 class OwnedSocket:
-    """Non-blocking socket in the table of descriptor numbers.
+    """A non-blocking socket, registered in a table of descriptor numbers.
 
     Args:
-        on_number_taken: method called, on any thread, when another socket gets this socket's number. The method's
-        object is not kept alive.
+        on_number_taken: bound method called, on any thread, when another socket gets this socket's number; its object
+            is not kept alive.
     """
 
     __slots__ = ("__weakref__", "_inode", "_on_number_taken", "sock")

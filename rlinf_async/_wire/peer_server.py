@@ -29,14 +29,14 @@ from rlinf_async.errors import AuthError, ClosedError, ConfigError, LaunchError,
 
 
 class PeerServer:
-    """Server that accepts links from nodes of the same run, on one of this machine's addresses.
+    """A server that accepts links from nodes of the same run, on one of this machine's addresses.
 
     Args:
         bind: the IP address to listen on.
         ports: candidate ports; None lets the kernel choose.
         on_link: called on the loop with each new link, once it works in both directions.
         lease: seconds without a message from a peer after which its link ends.
-        greeting_timeout: seconds for TLS, and for each of a link's first two messages.
+        greeting_timeout: seconds allowed for the TLS handshake, and for each of a link's first two messages.
         most_connections: limit on simultaneous connections, including those of the run's nodes; None for no limit.
 
     Raises:
@@ -72,7 +72,7 @@ class PeerServer:
         self._handlers: set[asyncio.Task[Any]] = set()
         self._awaiting_bulk: dict[str, _Handshake] = {}
         self._peers: dict[int, tuple[str, PeerLink | None]] = {}
-        """Incarnation and link of each peer by rank; the link is None until it is up."""
+        """Maps each peer's rank to its incarnation and its link, which is None until it is up."""
 
     async def start(self) -> str:
         """Start listening. Return ``"ip:port"``, an IPv6 address in brackets.
@@ -118,7 +118,7 @@ class PeerServer:
         with self._counted():
             stream = grpc.accepted(context)
             hello = await self._greet(stream, context)
-            # The entry reserves the node's place until the link is up; until then a second new link is refused.
+            # This entry reserves the node's place: a second new link is refused until the first one is up.
             peer, (_, link) = hello.node, self._peers.setdefault(hello.node, (hello.incarnation, None))
             wire: Wire | None = None
             try:
@@ -179,7 +179,7 @@ class PeerServer:
         return hello
 
     def _check_link(self, hello: Hello) -> None:
-        """Raise AuthError unless the Hello begins the node's first link, or continues the daemon's link."""
+        """Raise AuthError unless the Hello starts the node's first link or continues the existing one."""
         incarnation, link = self._peers.get(hello.node, ("", None))
         if incarnation and incarnation != hello.incarnation:
             if link is not None:
@@ -229,7 +229,7 @@ class PeerServer:
 
 @dataclass(eq=False)
 class _Handshake:
-    """Control stream that still waits for its bulk stream."""
+    """A handshake whose control stream still waits for its bulk stream."""
 
     peer: int
     bulk: asyncio.Future[grpc.RpcStream] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -239,9 +239,9 @@ class _Handshake:
 async def _serve_until(over: Over) -> None:
     """Wait until a wire has ended. Returning after a clean end reports that end to the peer.
 
-    A cancellation is passed on only after the end: if gRPC cancels a handler, the connection has ended, which the
-    readers notice. A broken connection is also dropped by a cancellation, because gRPC would fail to send a proper end
-    and log the failure.
+    A cancellation by gRPC is passed on only once the wire has ended: it means that the connection has ended, which the
+    readers notice by themselves. A broken connection is likewise dropped by cancelling, because otherwise gRPC would
+    try to send a proper end, fail, and log the failure.
     """
     cancelled, waits = False, True
     while waits:

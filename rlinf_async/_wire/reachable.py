@@ -1,4 +1,4 @@
-"""Probe of a daemon's address: distinguishes a reachable daemon, a machine without one and an unreachable machine."""
+"""Probes a daemon's address: tells a reachable daemon from a machine without a daemon and an unreachable machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TIMEOUT_S: Final = 0.5
 
 
 async def accepts_connections(address: str, timeout: float = TIMEOUT_S) -> bool | None:
-    """True if ``"ip:port"`` accepts connections, False if it refuses them, None without an answer in time."""
+    """True if ``"ip:port"`` accepts connections, False if it refuses them, None if there is no answer in time."""
     try:
         async with asyncio.timeout(timeout):
             _, writer = await asyncio.open_connection(*split_endpoint(address))

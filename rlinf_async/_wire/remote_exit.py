@@ -1,4 +1,4 @@
-"""Exit of a remote subprocess (``RemoteExit``): exit code and last lines of output, as data and as error text."""
+"""``RemoteExit``: the exit code and last output of a remote subprocess, as data and as an error text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RemoteExit:
-    """Exit code and last output of a far side; the exit code is None until the process is reaped."""
+    """The exit code and last output of a far side; the exit code is None until the process has been reaped."""
 
     exit_code: int | None
     noise: tuple[str, ...] = ()
@@ -26,5 +26,5 @@ class RemoteExit:
 
 
 def describe_exit(exited: RemoteExit) -> str:
-    """Return an error text with the outcome and the last output."""
+    """Return an error text that describes the outcome and quotes the last output."""
     return "\n".join([f"its process {exited.outcome()}", *exited.last_lines()])

@@ -1,4 +1,4 @@
-"""Send buffer of one socket: writes packed frames with descriptors, in batches, and keeps them until acknowledged.
+"""A socket's send buffer: writes packed frames with their descriptors in batches, and keeps them until acknowledged.
 
 Not thread-safe; the owner must hold a lock::
 
@@ -24,7 +24,7 @@ from rlinf_async._core import frames
 from rlinf_async._core.resend import Sent, Unacknowledged, pieces
 
 MAX_FDS_PER_CALL: Final = 64
-"""Maximum number of descriptors per system call; a receiver takes each with its frame."""
+"""Maximum number of descriptors per system call."""
 _BATCH_BYTES: Final = 256 * 1024
 _RESTART: Final = frames.pack((frames.RESTART, 0))
 
@@ -45,11 +45,11 @@ class WriteState(Enum):
 
 
 class SendBuffer:
-    """Packed frames to be written, in order.
+    """A queue of packed frames to be written in order.
 
     Attributes:
         nbytes: number of bytes added but not yet written.
-        kept: frames that the other side may lack, with their descriptors.
+        kept: frames, with their descriptors, that the other side may not have received.
         callbacks: callbacks of unsent frames, each with the total of sent bytes that triggers it.
     """
 
@@ -66,7 +66,8 @@ class SendBuffer:
         return len(self._queue)
 
     def add(self, data: bytes, fds: Sequence[int], nbytes: int = 0, on_sent: Callable[[], None] | None = None) -> None:
-        """Append a packed frame, kept until acknowledged, and descriptors to close then, with ``nbytes`` of content."""
+        """Append a packed frame with ``nbytes`` of content; it is kept, and its descriptors open, until
+        acknowledged."""
         if nbytes and self.kept.is_too_much and not self._queue:
             self.kept.forfeit()
         if fds:
@@ -94,8 +95,8 @@ class SendBuffer:
     def restart(self, received: int) -> None:
         """Send everything after the first ``received`` frames again, without descriptors.
 
-        The queue keeps its content: part of it may have been sent, and the other side skips that part. FrameError or
-        OSError means that retransmission is impossible.
+        The queue keeps its content, because part of it may already have been sent; the other side skips that part.
+        Raise FrameError or OSError if retransmission is impossible.
         """
         self.add_control(_RESTART)
         for data, fds, nbytes in self.kept.since(received):
@@ -165,7 +166,7 @@ class SendBuffer:
         return due
 
     def stop(self) -> None:
-        """Stop sending and calling back; the kept frames stay."""
+        """Stop sending and calling back; keep the unacknowledged frames."""
         self._queue.clear()
         self.callbacks.clear()
         self.nbytes = 0

@@ -1,4 +1,4 @@
-"""Writing side of a framed UNIX socket: sends from any thread; relays undelivered frames once the socket has broken.
+"""The writing side of a framed UNIX socket: sends from any thread, and relays undelivered frames after a break.
 
 Frames sent within one turn of the loop are written in one system call. When its socket breaks, a *resumable* connection
 keeps the unacknowledged frames, and sends them along another path (``hand_over``).
@@ -33,13 +33,13 @@ Relay = Callable[[list[Any], Sequence[int]], None]
 
 
 class SocketWriter:
-    """Writer of frames to a socket; closes passed descriptors once they have arrived.
+    """Writes frames to a socket, and closes the passed descriptors once they have arrived.
 
     The writer's callbacks do not keep their object, which owns the writer, alive; in a cycle, only the garbage
     collector would free a closed connection's buffers.
 
     Args:
-        incoming: counter of the same connection, whose acknowledgements travel with sent frames.
+        incoming: counter of the same connection's received frames, whose acknowledgements travel with sent frames.
         resumable: keep frames that the caller sends after the socket has broken, for ``hand_over``.
         on_gone: called on the loop, never from within a call, when the socket can no longer be written.
         on_drained: called on the loop when a full socket has accepted all queued data.
@@ -48,7 +48,7 @@ class SocketWriter:
         thread: id of the loop's thread; 0 until the connection is open and may be written.
         sibling: writer of the other connection between the same two processes, which carries acknowledgements, too.
         is_closed: True once writing has stopped; later frames are kept, relayed or dropped.
-        lock: held while a frame is queued in its order.
+        lock: held while a frame is queued, to keep the order.
     """
 
     def __init__(
@@ -91,13 +91,13 @@ class SocketWriter:
     ) -> None:
         """Send a frame.
 
-        On the loop's thread a single frame is written immediately; frames that closely follow it are written together
-        at the end of the turn. On another thread a frame is written immediately, unless ``later`` says that more frames
-        will follow.
+        On the loop's thread a single frame is written immediately, and frames that closely follow it are written
+        together at the end of the loop's turn. On another thread a frame is written immediately, unless ``later`` says
+        that more frames will follow.
 
         Args:
             hold: send the frame together with the next frame that is not held.
-            now: send the frame immediately in any case, if the socket accepts it.
+            now: always send the frame immediately if the socket accepts it.
             on_sent: called, on any thread, once the kernel has the whole frame, which then arrives even if this process
             dies.
 
@@ -235,9 +235,9 @@ class SocketWriter:
         elif state is WriteState.SHORT:
             self.on_loop(self._await_relief)
         elif state is WriteState.GONE:
-            # Report the end here, because if user code has closed the descriptor, the loop no longer watches it. Never
-            # call back from within, because the sender may hold locks, and frames already read must be handled before
-            # unread frames.
+            # Report the end here, because the loop no longer watches a descriptor that user code has closed. Schedule
+            # the callback instead of calling it directly: the sender may hold locks, and frames already read must be
+            # handled before unread frames.
             on_gone = self._on_gone()
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 if on_gone is not None:
@@ -323,7 +323,7 @@ class SocketWriter:
             self.buffer.drop()
 
     def drop(self) -> None:
-        """Drop the kept frames, and keep no later frames."""
+        """Drop the kept frames, and do not keep later ones."""
         self._is_resumable = False
         self.buffer.drop()
 

@@ -1,8 +1,8 @@
-"""Non-blocking writer to this process's stdout and stderr: a bounded buffer that a separate thread empties.
+"""A non-blocking writer to this process's stdout and stderr: a bounded buffer that a separate thread empties.
 
-A reader may stop reading (``| less``, Ctrl-S) for any time; writing does not wait for it. After the first text that
-does not fit, the buffer accepts nothing until empty, so that the number of missing lines can be reported in their
-place.
+The terminal's reader may stop reading for any length of time (``| less``, Ctrl-S); writes do not wait for it. After the
+first text that does not fit, the buffer accepts nothing until it is empty, so that the number of missing lines can be
+reported in their place.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Source = tuple[Any, str, str]
 
 
 class Terminal:
-    """Writing end. Any thread may call ``write``; the first text starts the writing thread."""
+    """A buffered writer. Any thread may call ``write``; the first text starts the writing thread."""
 
     def __init__(self) -> None:
         self._limit = int(settings.OUTPUT_BUFFER_BYTES())
@@ -45,7 +45,8 @@ class Terminal:
         self._on_end: list[Callable[[], None]] = []
 
     def write(self, stream: Any, text: str, who: str = "", where: str = "") -> None:
-        """Queue whole lines; a line that counts missing lines begins with ``who`` and ends with ``where``."""
+        """Queue whole lines. If lines are dropped, the line that reports their number begins with ``who`` and ends with
+        ``where``."""
         data = text.encode("utf-8", "backslashreplace")
         with self._lock:
             if self._end_by is not None or stream is None:
@@ -127,7 +128,7 @@ class Terminal:
                     rest = self._put(source[0], data)
                 with self._lock:
                     self._size -= len(data)
-                    if rest:  # the time is up
+                    if rest:  # the time limit has expired
                         self._queue.appendleft((source, rest))
                         break
         finally:
@@ -177,7 +178,7 @@ class Terminal:
         return b""
 
     def _wait(self, fd: int | None) -> bool:
-        """Wait until a descriptor is writable or, without one, for new text or the close. Return False on a timeout."""
+        """Wait until ``fd`` is writable or, if it is None, for new text or the close. Return False on a timeout."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         if fd is not None:
@@ -194,7 +195,7 @@ class Terminal:
 
 
 class TerminalStream(io.TextIOBase):
-    """File interface of a stream whose text a ``Terminal`` writes."""
+    """A file-like stream whose text is written by a ``Terminal``."""
 
     def __init__(self, terminal: Terminal, stream: Any, who: str = "", where: str = "") -> None:
         self._terminal = terminal
@@ -218,7 +219,7 @@ class TerminalStream(io.TextIOBase):
 
 
 def _descriptor(stream: Any) -> int | None:
-    """Return the descriptor that a stream writes to; None for a notebook's or a test's streams."""
+    """Return the descriptor to which a stream writes; None for streams without one, as in notebooks and tests."""
     if not isinstance(stream, io.TextIOWrapper):
         return None
     try:

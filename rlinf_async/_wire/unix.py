@@ -1,4 +1,4 @@
-"""``Connection`` over a framed UNIX socket and its ``SocketReader``: sends, receives, picks the reading thread, closes.
+"""``Connection``, a framed UNIX socket, and its ``SocketReader``: sends, receives, chooses the reading thread, closes.
 
 A connection uses one plain non-blocking socket, ``add_reader`` and ``recvmsg``, which is as fast as a transport and
 delivers descriptors with the bytes of their frame. ``SocketWriter`` sends and ``SocketReader`` reads. A receiver
@@ -55,7 +55,7 @@ class Connection:
     Callbacks of connections that share an ``arbiter`` never run at the same time, either.
 
     Args:
-        resumable: keep frames that the caller sends after a failure, for ``hand_over``.
+        resumable: keep frames that the caller sends after a failure, so that ``hand_over`` can deliver them.
 
     Attributes:
         send, send_all, is_behind, hand_over, flush_blocking: methods of its ``SocketWriter``, bound directly for speed.
@@ -139,7 +139,7 @@ class Connection:
         self._writer.flush()
 
     def share(self, idle: IdleReader) -> None:
-        """Let another thread read while it is idle. Call this before ``open``."""
+        """Let another thread read while that thread is idle. Call this before ``open``."""
         self._idle = idle
         self._arbiter.idle_loop = idle.loop
         idle.add(self.fileno(), self._readable_elsewhere)
@@ -160,9 +160,9 @@ class Connection:
 
     def _readable(self) -> None:
         if self._idle is not None and self._idle.has_just_polled() and self._socket.fileno() >= 0:
-            # The main thread will poll in a moment. Handing over data read here would make both threads compete for the
-            # interpreter. The socket, which stays readable, is not watched for that moment; the timer makes this thread
-            # read after all if the main thread has entered user code by then.
+            # The main thread will poll in a moment. If this thread read the data now and handed it over, both threads
+            # would compete for the interpreter. So stop watching the socket, which stays readable, for that moment. The
+            # timer makes this thread read after all in case the main thread has entered user code in the meantime.
             # tests/_wire/reading/test_second_thread.py::test_who_looks_no_more_has_the_other_thread_read
             self._loop.remove_reader(self._socket.fileno())
             self._loop.call_later(RECENT_POLL_S, self._watch)
@@ -210,7 +210,7 @@ class Connection:
                 self._idle.remove(self.fileno())
 
     def drain(self) -> None:
-        """Handle the frames already read, then read everything that the other side sent before it ended."""
+        """Handle the frames already read, then read everything that the other side sent before it exited."""
         with self._arbiter.lock:
             self.reader.handle()
             while self.reader.has_more() and self._read():
@@ -266,9 +266,10 @@ class Connection:
             self.reader.is_stopped = True
             self._loop.call_soon_threadsafe(self._fail, reason)
         else:
-            # The other thread may be resuming this very socket and creating its successor for the same peer, which a
-            # later ``on_closed`` would end. So first wait for the lock, then check whether there is still something to
-            # report. tests/_wire/test_breaks.py::test_the_late_end_of_a_socket_that_has_been_resumed_is_told_to_nobody
+            # The other thread may be resuming this very socket and creating its successor for the same peer; calling
+            # ``on_closed`` after that would end the successor. So first acquire the lock, then check whether there is
+            # still anything to report.
+            # tests/_wire/test_breaks.py::test_the_late_end_of_a_socket_that_has_been_resumed_is_told_to_nobody
             with self._arbiter.lock:
                 if not self.is_closed:
                     self.end()
@@ -286,7 +287,7 @@ class Connection:
         self._socket.leave_to_parent()
 
     def close(self) -> None:
-        """Close the socket and all descriptors not handed over; no frame is sent or kept. Idempotent; call this on the
+        """Close the socket and all descriptors not handed over; send and keep no frames. Idempotent; call this on the
         loop's thread."""
         self.end()
         with self._writer.lock:
@@ -326,14 +327,14 @@ class Connection:
 
 
 class SocketReader:
-    """Reader of a non-blocking socket; one thread at a time.
+    """A reader of frames from a non-blocking socket, for use by one thread at a time.
 
     Args:
-        writer: writer of the same connection, notified of the other side's acknowledgements.
-        on_failed: method called if the socket or its content cannot be read; its object is not kept alive.
+        writer: writer of the same connection, which is notified of the other side's acknowledgements.
+        on_failed: bound method called if the socket or its content cannot be read; its object is not kept alive.
 
     Attributes:
-        is_handling: True while a frame is being handled further up in the stack.
+        is_handling: True while a frame is being handled further up the call stack.
         is_stopped: True once reading has stopped for good.
     """
 
@@ -393,9 +394,9 @@ class SocketReader:
             self._take(self._buffer[:size])
         except FrameError as error:
             broken = str(error)
-        # Read other sockets before the first of these frames is handled, because their content was sent earlier and
-        # these frames may depend on it; reading the other sockets before this one could miss some of it.
-        # tests/_wire/test_unix.py::
+        # Read the other sockets before handling the first of these frames: data on them was sent earlier, and these
+        # frames may depend on it. Do so only after reading this socket, because an earlier read could miss some of that
+        # data. tests/_wire/test_unix.py::
         # test_what_has_arrived_on_another_way_before_is_handled_before_and_after_what_came_before_it
         if self._on_arrival is not None:
             self._on_arrival()
@@ -408,7 +409,7 @@ class SocketReader:
             self._on_batch()
         if incoming.received >= incoming.look_at or incoming.descriptors:
             self._acknowledgements.consider()
-        # A read that did not fill the buffer was the last, unless it ended with a descriptor.
+        # A read that did not fill the buffer has emptied the socket, unless it stopped early at a descriptor.
         return True if ancillary or size == _READ_BYTES else None
 
     def _take(self, data: memoryview) -> None:
@@ -429,7 +430,7 @@ class SocketReader:
             self._writer.send_acknowledgement(frames.LOST)
 
     def handle(self) -> None:
-        """Handle the frames that were read; within a handler, handle the remaining frames."""
+        """Handle the frames that were read; if called within a handler, handle the remaining ones."""
         inside, self.is_handling = self.is_handling, True
         try:
             while self._arrived:

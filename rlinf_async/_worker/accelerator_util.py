@@ -1,4 +1,5 @@
-"""``AcceleratorUtil``: vendor-neutral accelerator queries (devices, CCL back end, torch module), profiler ranges."""
+"""``AcceleratorUtil``: vendor-neutral queries about accelerators (devices, CCL back end, torch module), and
+profiling."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ _DEFAULT_CLUSTER_SIZE = 4
 
 
 class AcceleratorUtil:
-    """Queries about a family of accelerators.
+    """Static methods that answer queries about a family of accelerators.
 
-    ``accelerator_type`` is an ``AcceleratorType`` or its name; None means this process's. In a rehearsal, whose devices
-    are only declared, the back end is Gloo, the platform computes on the CPU and the device type is ``"cpu"``.
+    ``accelerator_type`` is an ``AcceleratorType`` or its name; None means this process's family. In a rehearsal, whose
+    devices are only declared, the back end is Gloo, the platform computes on the CPU and the device type is ``"cpu"``.
     """
 
     # Families whose workers exchange device memory through their collective back end; workers of other families use
@@ -30,7 +31,7 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_accelerator_type() -> str:
-        """Return the accelerator type of this worker's group, or else of this machine; ``"NO_ACCEL"`` without any."""
+        """Return the accelerator type of this worker's group, or of this machine outside workers; or ``"NO_ACCEL"``."""
         return os.environ.get("ACCELERATOR_TYPE") or find_accelerators(os.environ).type
 
     @staticmethod
@@ -54,7 +55,7 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_ccl_socket_ifname_env_var(accelerator_type: str | None = None) -> str:
-        """Return the name of the variable that sets the back end's network interface."""
+        """Return the name of the environment variable that selects the back end's network interface."""
         family = _family(accelerator_type)
         return "GLOO_SOCKET_IFNAME" if family is None or is_rehearsal(os.environ) else family.nic_variable
 
@@ -99,7 +100,7 @@ class AcceleratorUtil:
         """Return ``pg_options`` for ``torch.distributed.new_group``; None without options or if the back end is not
         NCCL.
 
-        By default there are 4 thread blocks per cluster, and 1 to 32 thread blocks.
+        The defaults are 4 thread blocks per cluster, and between 1 and 32 thread blocks in total.
         """
         if options is None or options.is_empty_options() or AcceleratorUtil.get_ccl_backend(accelerator_type) != "nccl":
             return None
@@ -134,7 +135,7 @@ class AcceleratorUtil:
     def profiling_range(
         accelerator_type: str | None, label: str, color: str | None = None, domain: str | None = None
     ) -> Iterator[None]:
-        """Name a range of work in the profile; torch ignores colour and domain."""
+        """Mark a named range in the profile; torch ignores the colour and the domain."""
         del color, domain
         if not AcceleratorUtil._window_is_open or _profiler(accelerator_type) is None:
             yield

@@ -1,4 +1,4 @@
-"""``BackgroundTasks``: a worker's background coroutines; the first failure ends its process.
+"""``BackgroundTasks``: runs a worker's background coroutines; the first one to fail ends the process.
 
 any thread    begin(coroutine) ── on the main loop ──► a task
 main loop     the task raises ──► its traceback on stderr ── the loop stops, exit functions run
@@ -29,7 +29,7 @@ _MAX_TEXT: Final = 300
 
 
 class BackgroundTask:
-    """Background coroutine of a worker, as returned by ``Worker.background``."""
+    """A background coroutine of a worker, as returned by ``Worker.background``."""
 
     def __init__(self, name: str, origin: str, on_main: Callable[..., None]) -> None:
         """Internal; use ``Worker.background`` to create a task."""
@@ -59,11 +59,11 @@ class BackgroundTask:
 
 
 class BackgroundTasks:
-    """Background tasks of one worker.
+    """The background tasks of one worker.
 
     Args:
         loop: main thread's loop, which runs the tasks.
-        on_main: schedules a callback on that loop, from any thread.
+        on_main: schedules a callback on that loop; may be called from any thread.
 
     Attributes:
         post_mortem: called with a task's error before it ends the worker.
@@ -137,7 +137,7 @@ class BackgroundTasks:
         self._loop.stop()
 
     def limit_end(self, client: NodeClient) -> None:
-        """Make the daemon kill this process after the close grace, in case exit functions or threads never end."""
+        """Ask the daemon to kill this process after the close grace, in case exit functions or threads never end."""
 
         def cut_off() -> None:
             client.request(operations.KillStuck(self.verdict))
@@ -145,9 +145,9 @@ class BackgroundTasks:
         client.later(settings.CLOSE_GRACE_S(), cut_off)
 
     def end_process(self, client: NodeClient) -> None:
-        """Make the daemon kill this process if a task has failed; called by the main thread with its loop stopped."""
+        """Have the daemon kill this process if a task has failed; called by the main thread with its loop stopped."""
         if self.verdict:
-            # An exit status carries no reason, but the reason for a daemon's kill reaches the group's owner. If the
-            # daemon has exited or does not answer, this process ends itself.
+            # An exit status carries no reason, whereas the reason for a kill by the daemon reaches the group's owner.
+            # If the daemon has exited or does not answer, this process exits by itself.
             with contextlib.suppress(Exception):
                 client.request(operations.KillStuck(self.verdict)).wait(_KILL_TIMEOUT_S)

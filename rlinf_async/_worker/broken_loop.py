@@ -1,4 +1,4 @@
-"""Report of a worker's broken event loop, and its exit status."""
+"""Reports a worker's broken event loop, and ends the process with a distinct exit status."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Watchdog of collectives after a rank failed: aborts this worker's process groups, or asks the daemon to kill the
-worker.
+"""A watchdog for collectives after a rank has failed: aborts the worker's process groups, or has the worker killed.
 
-After a rank has failed, its caller notifies the other ranks (FAILED), once per open call.  Then, on the socket thread::
+After a rank has failed, the caller notifies the other ranks (FAILED), once per open call. The socket thread of each of
+these ranks then acts as follows::
 
     an operation pends for collective_timeout since the failure  ──►  the process groups are aborted, the method raises
     abort_grace later the method is still inside one             ──►  the daemon is requested to kill this process
     the method computes, or waits for something else             ──►  no action here; its caller names it in warnings
 
-Within the failed call, the failed rank will not enter another collective, but in another call it may. An abort there
-requires that the rank belongs to the operation's process group and, according to its daemon, owes neither that call nor
-a later one.
+The failed rank will not enter another collective within the failed call, but it may in another call. So a collective of
+another call is aborted only if the failed rank belongs to its process group and, according to the rank's daemon, still
+has to answer neither that call nor a later one.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from rlinf_async._worker.running_call import Call, CallState
 
 logger = own_logger(__name__)
 
-_TOGETHER_S: Final = 0.01  # delay before the first check: notices about many calls come together
+_TOGETHER_S: Final = 0.01  # delay before the first check, because notices about many calls arrive together
 
 
 @dataclass
 class Watched:
-    """A call during which another rank has failed.
+    """A call of this worker during which another rank has failed.
 
     Attributes:
         rank, endpoint: the rank that failed first, and its endpoint.
         text: description of the failure: ``"rank 3 of group 'actor' failed in step() (ValueError: no)"``.
         is_own: true if the rank failed in this same call.
-        ends: true if the caller will repeat the call, so that its pending waits are ended immediately.
+        ends: true if the caller will repeat the call, so its pending waits are ended immediately.
         failed_call: number of the call in which the rank failed.
         failed_at: time of the failure, by ``clock.monotonic()``.
-        is_aborted: true from the abort of its process groups until the grace has expired.
-        second_half: probe for whether the call has run Python in the second half of the grace.
+        is_aborted: true from the time its process groups are aborted until the grace period has expired.
+        second_half: checks whether the call has run Python code in the second half of the grace period.
     """
 
     call: Call
@@ -61,7 +61,7 @@ class Watched:
 
 
 class CollectiveWatch:
-    """Failed ranks of a worker's group, and actions on the worker's own pending collectives."""
+    """Tracks failed ranks of a worker's group, and acts on the worker's own pending collectives."""
 
     def __init__(self, client: NodeClient, calls: Mapping[tuple[int, int], Call], world_size: int) -> None:
         self._client = client
@@ -73,7 +73,7 @@ class CollectiveWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def failed(self, call: Call, facts: Mapping[str, Any]) -> None:
-        """Watch a call of this worker because a rank of the group has failed. Any thread may call this."""
+        """Watch one of this worker's calls, because a rank of the group has failed. Any thread may call this."""
         failed_at = clock.monotonic() - facts["seconds_ago"]
         watched = Watched(
             call, facts["rank"], facts["endpoint"], facts["text"], facts["is_own"], facts["call"], failed_at,
@@ -112,7 +112,7 @@ class CollectiveWatch:
         now = clock.monotonic()
         counts_from = self._client.events.counts_from
         first = min(counts_from(each.failed_at) + self._patience(each) for each in self._watched.values())
-        if first > now:  # nothing is due, so spare the slow query of the recorder
+        if first > now:  # nothing is due, so skip the slow query of the recorder
             self._collectives.sample()
             self._look_after(first - now)
             return
@@ -122,7 +122,7 @@ class CollectiveWatch:
             if rest > 0:
                 due = min(due, rest)
             elif watched.is_aborted:
-                continue  # decided once its grace is over
+                continue  # decided once its grace period is over
             elif watched.is_own:
                 self._abort(watched, operation)
                 break
@@ -138,9 +138,9 @@ class CollectiveWatch:
         return begun + self._patience(watched) - clock.monotonic()
 
     def _stuck(self) -> list[tuple[Watched, Pending]]:
-        """Return the watched calls whose methods are running, with their pending operations."""
+        """Return all pairs of a watched call whose method is running and a pending operation."""
         running = [call for call in list(self._calls.values()) if call.state is CallState.RUNNING]
-        # A blocked loop means that a pending operation belongs to a ``def`` method.
+        # While a ``def`` method runs, the loop is blocked, so a pending operation belongs to that method.
         blocking = [call for call in running if call.task is None]
         concerned = [watched for watched in self._watched.values() if watched.call in (blocking or running)]
         if not concerned:
@@ -157,7 +157,7 @@ class CollectiveWatch:
     def _decide(self, watched: Watched, request: DaemonRequest[bool]) -> None:
         try:
             may_come = request.wait()
-        except Exception as error:  # the node of that rank is lost
+        except Exception as error:  # the failed rank's node is lost
             logger.debug("where rank %d was, none answers: %s", watched.rank, error)
             may_come = False
         for each, operation in [] if may_come else self._stuck():
@@ -179,7 +179,7 @@ class CollectiveWatch:
             self._collectives.abort([each for _, each in self._stuck()])
         except Exception as error:  # no descriptors or threads are available
             logger.warning("the process groups could not be aborted: %s", error)
-        # Start the grace period only after the abort, which may have waited long for a CPU.
+        # Start the grace period only after the abort, which may have waited a long time for a CPU.
         loop = self._client.loop
         loop.call_later(self._grace / 2, self._sample, watched)
         loop.call_later(self._grace, self._end, watched, operation, since_abort)
@@ -190,7 +190,8 @@ class CollectiveWatch:
             watched.second_half = PythonProbe()
 
     def _end(self, watched: Watched, operation: Pending, since_abort: PythonProbe | None) -> None:
-        """Request a kill if this process is still in the aborted collective, or has long been in another collective."""
+        """Request a kill if this process is still in the aborted collective, or has been in another one for a long
+        time."""
         second_half, watched.second_half, watched.is_aborted = watched.second_half, None, False
         if watched.call.state is CallState.ENDED or self._client.events.in_debugger:
             return
@@ -198,8 +199,8 @@ class CollectiveWatch:
         stuck = [each for other, each in self._stuck() if other.call is watched.call and each.since < latest]
         if second_half is None or second_half.has_run:  # this process is computing, so torch's record may stay open
             stuck = [each for each in stuck if each.record < 0]
-        # A peer's abort may have freed this rank before its own abort. This rank has then run Python since, even if
-        # torch's record is still open. tests/test_collectives.py::
+        # A peer's abort may have freed this rank before its own abort did. In that case this rank has run Python code
+        # since, even if torch's record is still open. tests/test_collectives.py::
         # test_a_rank_that_a_peers_abort_has_freed_and_that_computes_is_not_killed
         if since_abort is not None and not since_abort.has_run:
             stuck.append(operation)
@@ -214,7 +215,7 @@ class CollectiveWatch:
 
 
 def advice(text: str) -> str:
-    """Return the note for an error raised by a method after a rank has failed."""
+    """Return the note to add to an error that a method raises after another rank has failed."""
     return (
         f"{text}, and the process groups of ranks that wait for it in a collective of torch are aborted "
         f"{settings.COLLECTIVE_TIMEOUT_S():g} s later ({settings.COLLECTIVE_TIMEOUT_S.variable}). Calls without "

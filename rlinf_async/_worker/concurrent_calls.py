@@ -1,4 +1,4 @@
-"""``ConcurrentCalls``: event loop of a worker's ``@concurrent`` methods, in a thread that starts with the first call.
+"""``ConcurrentCalls``: runs a worker's ``@concurrent`` methods on a loop in a thread that the first call starts.
 
 The main thread belongs to user code, and its loop is blocked while a ``def`` method runs; the socket thread must never
 run user code. So calls that overtake a ``def`` method need a third thread::
@@ -27,10 +27,11 @@ logger = own_logger(__name__)
 
 
 class ConcurrentCalls:
-    """Running calls of ``@concurrent`` methods; thread-safe.
+    """The running calls of ``@concurrent`` methods; thread-safe.
 
     Args:
-        start: starts a call in the loop's thread; returns the task, or None if the call was started or has ended.
+        start: starts a call on the loop's thread; returns the task, or None if the call was already started or has
+            ended.
     """
 
     def __init__(self, start: Callable[[Call, asyncio.AbstractEventLoop], asyncio.Task[None] | None]) -> None:
@@ -38,11 +39,11 @@ class ConcurrentCalls:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: dict[asyncio.Task[None], Call] = {}  # accessed by the loop's thread only
-        # Set by ``end``, and done once all tasks have ended; None until then.
+        # Created by ``end`` and done once all tasks have ended; None until ``end`` is called.
         self.ended: Future[None] | None = None
 
     def submit(self, call: Call) -> None:
-        """Run a call; after ``end`` the call is ignored, because the daemon answers open calls when a worker exits.
+        """Run a call; ignore it after ``end``, because the daemon answers open calls when a worker exits.
 
         Raises:
             OSError, RuntimeError: the loop cannot get a descriptor or a thread; the next call retries.
@@ -60,13 +61,13 @@ class ConcurrentCalls:
         self._loop.call_soon_threadsafe(self._cancel, call)
 
     def end(self) -> None:
-        """Cancel all calls and accept no more; called once, because a worker gets only one STOP."""
+        """Cancel all calls and accept no more. Called only once, because a worker gets only one STOP."""
         with self._lock:
             if self._loop is not None:
                 self.ended = asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop)
             else:
-                # No loop exists, and ``submit`` ignores a first call from now on, because nothing would wait for its
-                # cleanup.
+                # There is no loop yet, and ``submit`` must not create one now, because nothing would wait for its
+                # calls' cleanup.
                 self.ended = Future()
                 self.ended.set_result(None)
 
@@ -88,7 +89,7 @@ class ConcurrentCalls:
         for task in tasks:
             call = self._calls.get(task)
             if call is not None and call.cancelled:
-                # A second cancel must not interrupt the cleanup triggered by the first cancel.
+                # A second cancellation must not interrupt the cleanup started by the first one.
                 continue
             if call is not None:
                 call.cancelled = True

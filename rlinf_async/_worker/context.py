@@ -1,4 +1,4 @@
-"""Global state of a worker process: its ``Identity``, client of the daemon and ``Exchange``; all None in a driver."""
+"""The global state of a worker process: its ``Identity``, daemon client and ``Exchange``; all None in a driver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_async.address import WorkerAddress, WorkerInfo
 
 @dataclass(frozen=True)
 class Identity:
-    """Identity of a worker process; the runtime sets it before it constructs the user's class."""
+    """The identity of a worker process; the runtime sets it before it constructs the user's class."""
 
     info: WorkerInfo
     world_size: int
@@ -39,21 +39,21 @@ _parent: Identity | None = None
 
 
 def require_client() -> NodeClient:
-    """Return this worker's client; RuntimeError in a process that is not a worker, ForkedProcessError in a fork."""
+    """Return this worker's client. Raise RuntimeError outside workers, ForkedProcessError in a forked child."""
     if client is None:
         raise _no_worker("this process is no worker")
     return client
 
 
 def require_exchange() -> Exchange:
-    """Return this worker's exchange for messages; raises like ``require_client``."""
+    """Return this worker's message exchange; raise the same errors as ``require_client``."""
     if exchange is None:
         raise _no_worker("only a worker has others to send to: this process is none")
     return exchange
 
 
 def require_background() -> BackgroundTasks:
-    """Return this worker's background tasks; raises like ``require_client``, in a joined worker too."""
+    """Return this worker's background tasks; raise the same errors as ``require_client``, even in a joined worker."""
     if background is None:
         raise _no_worker("background() is for a worker that was launched: this process is none")
     return background
@@ -66,7 +66,7 @@ def _no_worker(why: str) -> RuntimeError:
 
 
 def forget() -> None:
-    """Reset the state in a forked child of user code, which is not a worker; its client closes the socket."""
+    """Reset the state in a child forked by user code, which is not a worker; the client closes its own socket."""
     global identity, client, exchange, background, _parent
     _parent = identity or _parent
     identity = client = exchange = background = None

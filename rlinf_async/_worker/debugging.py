@@ -1,6 +1,6 @@
-"""Debugger of a worker: ``breakpoint()`` waits for an operator, and an operator may stop a running rank.
+"""The debugger of a worker: ``breakpoint()`` waits for an operator, and an operator may stop a running rank.
 
-The standard library's pdb runs on the thread that stops; its lines come from an operator through the daemons::
+The standard library's pdb runs on the stopped thread; an operator's input reaches it through the daemons::
 
     rlinf-ctl ── DebugRank(line) ──► daemon ── "debug" ──► the thread that reads sockets ── queue ──► pdb
               ◄── "debug" ────────── daemon ◄── DebugSaid(text) ───────────────────────────────────── pdb
@@ -57,24 +57,24 @@ _GATES: Final = frozenset(
     (("rlinf_async._waits.thread_gate", "wait"), ("rlinf_async._wire.reading.idle_reader", "read_for"))
 )
 
-# Delay before the signal is sent again to a main thread that has not stopped; doubled each time.
+# Delay before the signal is resent to a main thread that has not stopped; doubled each time.
 _AGAIN_S: Final = 0.02
 
 _MOST_AGAIN_S: Final = 1.0
 
-# Number of signals that may find the main thread inside the framework before it is stopped at the next line of user
-# code.
+# Number of signals that may reach the main thread inside the framework; after that, it is stopped at its next line of
+# user code.
 _MOST_TRIES: Final = 20
 
-# Seconds after which a thread that has not stopped is reported as in a C call.
+# Seconds after which a thread that has not stopped is reported to be in a C call.
 _C_CALL_S: Final = 1.0
 
-# A rank that stops again within this pause is stepping, and is not reported as resumed.
+# A rank that stops again within this time is being stepped, and is not reported as resumed.
 _RESUMED_S: Final = 0.2
 
 
 class Debugger:
-    """Debugger of one worker process; ``loop`` is the main thread's loop."""
+    """The debugger of one worker process; ``loop`` is the main thread's loop."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Debugger:
         self._is_ending = True
         self._leave()
 
-    # -- operators' requests, where frames are handled ---------------------------------------------------------------
+    # -- operators' requests, while handling frames ------------------------------------------------------------------
 
     def _on_event(self, facts: dict[str, Any]) -> None:
         source, what = facts["operator"], facts["what"]
@@ -164,7 +164,7 @@ class Debugger:
         return None
 
     def post_mortem(self, error: BaseException) -> None:
-        """Keep the frames of a method's error for an operator, for ``POST_MORTEM_S`` seconds."""
+        """Keep the frames of a method's error for ``POST_MORTEM_S`` seconds, so that an operator can inspect them."""
         seconds = settings.POST_MORTEM_S()
         traceback = error.__traceback__
         while traceback is not None and not _is_users(traceback.tb_frame):
@@ -232,7 +232,7 @@ class Debugger:
     # -- at the prompt, on the stopped thread -------------------------------------------------------------------------
 
     def stopped(self, frame: FrameType, line: int, why: str, limit: float | None, talk: Callable[[], None]) -> None:
-        """Run a pdb session; other threads that stop during the session wait for the lock."""
+        """Run a pdb session; other threads that stop during the session wait for its lock."""
         with self._turn:
             if self._is_ending:
                 return
@@ -306,7 +306,7 @@ class _Pdb(pdb.Pdb):
         """Open the prompt at a user's frame.
 
         Args:
-            innermost: innermost frame of this thread; it and its callers will be traced.
+            innermost: innermost frame of this thread; this frame and its callers will be traced.
             suspended: frames of a suspended coroutine, outermost first, to be shown at the prompt instead.
         """
         # Stop tracing first: pdb would open a prompt in its own code.

@@ -1,4 +1,4 @@
-"""``Worker.device_lock``: run-wide reentrant lock on a worker's devices, granted by node 0's daemon."""
+"""``Worker.device_lock``: a run-wide reentrant lock on a worker's devices, granted by node 0's daemon."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlinf_async.work import Work, blocking
 
 
 class DeviceLock:
-    """Lock on all devices of one worker; at most one worker of the run holds a device at a time.
+    """A lock on all devices of one worker; at most one worker of the run holds a device at a time.
 
     Workers that share a device get the lock in the order of their requests. The holder may acquire the lock again
     without waiting, in any of its methods, and must release it as many times. The lock is released when its worker's
@@ -55,7 +55,7 @@ class DeviceLock:
         A cancelled acquisition leaves nothing locked.
 
         Args:
-            timeout: seconds before the acquisition is abandoned.
+            timeout: seconds after which the acquisition is abandoned.
 
         Raises:
             DeadlineExceeded: the timeout has expired; the text names the devices' holders and earlier waiters.
@@ -96,7 +96,7 @@ class DeviceLock:
 
 
 class Acquisition(Work[None]):
-    """One ``acquire``, from start to end; ``undo`` may be called at any time, and takes effect once."""
+    """A single acquisition, from start to end; ``undo`` may be called at any time, and takes effect once."""
 
     _kind = "lock"
 

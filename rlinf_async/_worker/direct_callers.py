@@ -1,7 +1,7 @@
-"""Worker side of direct sockets to callers on the same node: receives calls and sends answers without the daemon.
+"""The worker's side of direct sockets to callers on the same node: receives calls and answers without the daemon.
 
-A caller's first call comes through the daemon, which keeps it among the worker's pending calls: if the worker dies, the
-daemon answers the caller. The answer and later calls can take the short path::
+A caller's first call comes through the daemon, which records it as one of the worker's pending calls, so that it can
+answer the caller if the worker dies. The answer and later calls can take the direct path::
 
     caller ── CALL ──► daemon ── CALL ──► worker        DIRECT, with one end of a socket pair, once per caller
     caller ◄───────────── REPLY ───────── worker        SETTLED ──► daemon, a few milliseconds later, many at once
@@ -26,18 +26,18 @@ from rlinf_async._worker.running_call import Call
 
 logger = own_logger(__name__)
 
-# A process with a lower limit on open files has no direct sockets, because those of a few hundred workers would exceed
-# the limit.
+# A process with a lower limit on open files uses no direct sockets, because the sockets to a few hundred workers would
+# exceed it.
 _MIN_OPEN_FILES: Final = 1024
 
-# A living caller with this many broken sockets gets no new one.
+# A live caller whose sockets have broken this many times gets no new socket.
 _MAX_BREAKS: Final = 3
 
 _REPORT_DELAY_S: Final = 0.005
 
 
 class DirectFrameHandler(Protocol):
-    """Handler of the frames that callers send directly."""
+    """The handler of frames that callers send directly."""
 
     def on_direct(self, source: int, way: Connection, frame: list[Any], fds: list[int]) -> None: ...
 
@@ -47,7 +47,7 @@ class DirectFrameHandler(Protocol):
 
 
 class DirectCallers:
-    """Direct sockets between a worker and its callers, if ``granted`` by the daemon; thread-safe."""
+    """The direct sockets between a worker and its callers, if ``granted`` by the daemon; thread-safe."""
 
     def __init__(self, client: NodeClient, granted: bool, inbox: DirectFrameHandler) -> None:
         self._client = client
@@ -81,7 +81,7 @@ class DirectCallers:
             return
         try:
             ours, theirs = socket.socketpair()
-        except OSError as error:  # no descriptors are free: continue without a socket
+        except OSError as error:  # no descriptor is free: continue without a socket
             logger.info("no socket to a caller: %s", error)
             return
 
@@ -94,9 +94,9 @@ class DirectCallers:
             on_closed=lambda reason: self._direct_sockets.broke(source),
             on_batch=self._inbox.on_batch,
         )
-        # Add the socket to the table before the caller gets its end. The caller's first direct call may be on the
-        # socket when the daemon relays a later call from it; a socket missing from the table would not be read first,
-        # and the relayed call would run before the direct one. tests/_worker/test_direct_callers.py::
+        # Add the socket to the table before the caller gets its end. The caller's first direct call may already be on
+        # the socket when the daemon relays a later call of the same caller. If the table lacked the socket, it would
+        # not be read first, and the relayed call would overtake the direct one. tests/_worker/test_direct_callers.py::
         # test_the_very_first_direct_call_is_heard_before_what_the_daemon_relays tests/_worker/test_direct_callers.py::
         # test_a_caller_is_heard_out_from_the_moment_that_it_may_call_directly
         self._direct_sockets.add(source, way, self._client.direct_sockets)
@@ -109,7 +109,7 @@ class DirectCallers:
         self._client.send(frame, fds)
 
     def _on_end(self, source: int, way: Connection | None, has_ended: bool) -> None:
-        if way is None:  # this end was handled before the socket was added
+        if way is None:  # the caller's end was handled before the socket was added
             return
         self._breaks[source] += 1
         if has_ended or self._breaks[source] >= _MAX_BREAKS:
@@ -129,7 +129,8 @@ class DirectCallers:
             self.read_available(source)
 
     def answered(self, call: Call) -> None:
-        # Append before the test, without a lock: a concurrent report takes the call, or the report is armed again.
+        # Append before the test; no lock is needed: either a concurrent report takes the call, or a new report is
+        # scheduled.
         self._answered.append(call)
         if not self._is_armed:
             self._is_armed = True
@@ -138,9 +139,9 @@ class DirectCallers:
     def _report(self) -> None:
         self._is_armed = False
         answered = [self._answered.popleft() for _ in range(len(self._answered))]
-        # Test each socket once for all its answers: a test after each answer would flush every answer separately. Until
-        # an answer has been sent, the daemon answers for a dead worker; a call whose answer waits for room is reported
-        # by its caller. tests/_worker/test_direct_callers.py::
+        # Test each socket once for all its answers, because a test after each answer would flush every answer
+        # separately. Until an answer has been sent, the daemon must answer if the worker dies. A call whose answer
+        # waits for room is reported by its caller. tests/_worker/test_direct_callers.py::
         # test_no_answer_is_written_by_itself_for_the_sake_of_the_report
         ways = {call.direct for call in answered if call.direct is not None and call.came_at is not None}
         behind = {way for way in ways if way.is_behind()}
@@ -159,7 +160,7 @@ class DirectCallers:
 
     def flush_blocking(self, seconds: float) -> None:
         """Write all queued answers before the process ends, within ``seconds`` in total."""
-        # This process's exit returns all items, and confirmations would no longer arrive.
+        # The exit of this process returns all items anyway, and confirmations would no longer arrive.
         self._client.giving_back.forget()
         until = clock.monotonic() + seconds
         for connection in list(self._connections.values()):  # another caller may be added

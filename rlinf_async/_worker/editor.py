@@ -1,8 +1,8 @@
-"""Debugger of an editor (debugpy): workers of a debugged script connect to it, each in its own session.
+"""Support for an editor's debugger (debugpy): workers of a debugged script connect to it, each in its own session.
 
-debugpy makes child processes connect by a rewritten command line. A worker has no command line, because it is forked
-from a template, which must have no threads. So a driver makes debugpy generate the code that this command line would
-run, and workers run the code.
+debugpy rewrites the command lines of child processes so that they connect. A worker has no command line of its own,
+because it is forked from a template, which must have no threads. So a driver makes debugpy generate the code that the
+rewritten command line would run, and the workers run that code.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Orderly shutdown of a worker: open calls, ``on_close``, the worker object, exit functions, and a watchdog over their
+"""Orderly shutdown of a worker: open calls, ``on_close``, the worker object, exit functions; a watchdog limits its
 time.
 
     daemon   STOP: grace ──► calls are cancelled ─ on_close() ─ the worker object is dropped ─ threads, exit functions
                              └ seconds_for_calls ┘              ─ __main__ is dropped ─ files are flushed ─ exit
                              └ grace: unfinished steps are logged with their stacks, and cut off ┘
 
-The order is that of an interpreter's own shutdown, without its last part, the teardown of modules, which costs 0.2 s of
-CPU with torch.
+The order is that of an interpreter's own shutdown, except that the last part is omitted: the teardown of modules, which
+takes 0.2 s of CPU time with torch.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _STDERR: Final = 2
 
 
 class Ending:
-    """Shutdown of one worker, starting at its daemon's STOP.
+    """The shutdown of one worker, which begins with its daemon's STOP.
 
     Attributes:
         has_begun: true once the main thread has left the last ``def`` method.
-        watch: called with the grace in a process that can exit by itself; does nothing in a simulation.
+        watch: called with the grace, in a process that can exit by itself; does nothing in a simulation.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, methods: Methods, concurrent: ConcurrentCalls) -> None:
@@ -74,7 +74,7 @@ class Ending:
         current = asyncio.current_task()
         tasks = [task for task in asyncio.all_tasks() if task is not current]
         for task in tasks:
-            # A second cancel must not interrupt the cleanup started by a caller's cancel.
+            # A second cancellation must not interrupt the cleanup started by a caller's cancellation.
             # tests/simulation/test_sim_cleanups.py
             if not task.cancelling():
                 task.cancel()
@@ -95,8 +95,8 @@ class Ending:
 
 def finish(methods: Methods) -> None:
     """Shut down as an interpreter does: close objects and files, join threads, run exit functions."""
-    # Flush files even before their owners are dropped: in a reference cycle the collector may close a file's lower
-    # layer first, and its buffer is then lost. Flush before the exit functions as well, because they may exceed the
+    # Flush files even before their owners are dropped: in a reference cycle, the collector may close a file's lower
+    # layer first, which would lose its buffer. Flush before the exit functions as well, because they may exceed the
     # grace. tests/test_ends.py::test_a_worker_ends_as_a_program_does
     for step in (
         flush_files,
@@ -126,7 +126,7 @@ def _drop_main() -> None:
 
 
 class EndWatch:
-    """Watchdog on the sockets' loop: logs the stacks and ends this process if an orderly shutdown takes too long."""
+    """A watchdog on the socket loop: logs the stacks and ends this process if an orderly shutdown takes too long."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ending: Ending, name: str) -> None:
         self._loop = loop

@@ -1,4 +1,4 @@
-"""Log of the exceptions raised by a worker's methods: the first of each kind with its traceback, then counts."""
+"""Logs exceptions raised by a worker's methods: the first of each kind with its traceback, later ones as counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ logger = own_logger(OWN)
 
 
 class FailureLog:
-    """Exceptions of one worker, counted by type and by the line of the user's code that raised them."""
+    """Counts one worker's exceptions by type and by the line of user code that raised them."""
 
     def __init__(self) -> None:
         self._counts = FailureCounts()

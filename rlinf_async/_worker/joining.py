@@ -43,7 +43,7 @@ def can_join() -> bool:
 
 
 def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
-    """Make this process the worker ``rank`` of ``world_size`` below ``parent``; return once the run knows it.
+    """Make this process worker ``rank`` of ``world_size`` below ``parent``; return once it is known to the run.
 
     Raises:
         LaunchError: this process does not descend from a worker, or its daemon has exited.
@@ -125,7 +125,7 @@ def _connect(parent: WorkerAddress, world_size: int, rank: int) -> socket.socket
 
 
 def _entry(parent: dict[str, Any], address: WorkerAddress, world_size: int, endpoint: int) -> dict[str, Any]:
-    """Return this worker's entry in its group's roster: the worker has its parent's node and devices."""
+    """Return this worker's entry in its group's roster, with its parent's node and devices."""
     info = {key: value for key, value in parent.items() if key != "log"}
     info |= {"address": address.get_name(), "rank": address.rank, "group_world_size": world_size, "pid": os.getpid()}
     return {"endpoint": endpoint, "pid": os.getpid(), "log": parent["log"], "info": info}

@@ -1,4 +1,4 @@
-"""Logging of a worker: ``configure`` sets level and line format; ``Logging``, mixin with ``log_info`` and the like."""
+"""Logging in workers: ``configure`` sets the level and line format; ``Logging`` is a mixin with ``log_info`` etc."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEVEL: Final = "RLINF_LOG_LEVEL"  # environment variable with the lowest level t
 
 NAME: Final = "RLinf"  # parent of all workers' loggers
 
-# Logger for the framework's messages about a worker, which are not the worker's output.
+# Logger for the framework's own messages about a worker, which are not part of the worker's output.
 OWN: Final = f"{NAME}.rlinf_async"
 
 
@@ -37,7 +37,7 @@ def configure(group: str, rank: int, level: str | None) -> None:
 
 
 class Logging:
-    """Mixin of ``Worker`` that logs."""
+    """Mixin of ``Worker`` with logging methods."""
 
     _logger: logging.Logger
     _rank: int

@@ -34,16 +34,16 @@ class Messaging:
         """Send any object to another worker, which calls ``recv``.
 
         The send completes once the object may be changed. Up to 64 MiB of messages to one worker are accepted before
-        that worker requests them. Messages from one worker to another arrive in the order of their sends. Tensors may
-        be at any depth of the object; each arrives on the same type of device, if the receiver has one: on the
-        receiver's current device.
+        that worker requests them. Messages from one worker to another arrive in the order in which they were sent.
+        Tensors may be nested at any depth of the object. A GPU tensor arrives on the receiver's current device of that
+        type, if there is one.
 
-        CUDA tensors of 64 KiB and more stay on GPUs once both workers use a GPU and know the other's, from about the
-        third message on: the receiver copies from the sender's memory if the receiver can open it, NCCL connects other
-        GPUs of one model, and pinned CPU memory connects all others. This uses the worker's current device in the
-        thread that first sends or receives such tensors. Tensors on another GPU, broadcasts, and messages lost by a
-        link between GPUs go through CPU memory. **The sender's tensors are kept alive until the send completes**; the
-        receiver owns the tensors that arrive.
+        CUDA tensors of 64 KiB or more are sent from GPU to GPU once each worker uses a GPU and knows the other's, from
+        about the third message on. The receiver copies directly from the sender's memory if it can open that memory.
+        Otherwise NCCL transfers between GPUs of the same model, and pinned CPU memory between all others. The GPU is
+        the worker's current device in the thread that first sends or receives such tensors. Tensors on another GPU,
+        broadcasts, and messages lost by a GPU link go through CPU memory. **The sender's tensors are kept alive until
+        the send completes**; the receiver owns the tensors that arrive.
 
         Args:
             object: any object that pickle or cloudpickle accepts, with tensors.
@@ -51,8 +51,8 @@ class Messaging:
             dst_rank: the receiver's rank, or the path of ranks to a worker that another worker has launched.
             async_op: return the ``Work`` outside coroutines, too.
             piggyback_payload: second object to send along; the receiver then gets a pair.
-            timeout: seconds before the send is abandoned and nothing is sent; counted while a caller waits for the
-            send.
+            timeout: seconds after which the send is abandoned and nothing is sent. The time counts only while a caller
+                waits for the send.
 
         Returns:
             None; in a coroutine, and with ``async_op``, a ``Work``.
@@ -77,18 +77,18 @@ class Messaging:
         *,
         timeout: float | None = None,
     ) -> ValueOrWork:
-        """Receive an object from another worker; takes the same arguments as ``send``.
+        """Receive an object from another worker. Takes the same arguments as ``send``.
 
-        Several waiting receives are served in the order of their calls.  If a wait is cancelled, nothing is lost: the
-        next ``recv`` gets the message.
+        Waiting receives are served in the order of their calls. If a wait is cancelled, nothing is lost: the next
+        ``recv`` gets the message.
 
         Returns:
-            The object, or ``(object, piggyback_payload)`` if the sender gave a payload; in a coroutine, and with
-            ``async_op``, a ``Work`` with it.
+            The object, or ``(object, piggyback_payload)`` if the sender gave a payload. In a coroutine, and with
+            ``async_op``, a ``Work`` that resolves to it.
 
         Raises:
             DeadlineExceeded, ValueError, PeerLost: as for ``send``.
-            ValueError: the sender used ``send_tensor``. That message is dropped; later ones are not affected.
+            ValueError: the sender used ``send_tensor``. The message is dropped; later messages are not affected.
         """
         return as_asked(require_exchange().recv(src_group_name, src_rank, options, timeout), async_op)
 
@@ -104,11 +104,11 @@ class Messaging:
     ) -> NoneOrWork:
         """Send a contiguous tensor to a worker that calls ``recv_tensor``.
 
-        The send completes once the receiver has the tensor, because only then it is known to fit.
+        The send completes once the receiver has the tensor, because only the receiver can tell whether it fits.
 
         Raises:
-            ValueError: the tensor is not contiguous; or it was not received, because the receiver's tensor has another
-                dtype, shape or type of device, or the receiver has used ``recv``.
+            ValueError: the tensor is not contiguous; or it was not received, because the receiver's tensor has a
+                different dtype, shape or device type, or the receiver used ``recv``.
             AssertionError: the argument is not a tensor.
         """
         return as_asked(require_exchange().send_tensor(tensor, dst_group_name, dst_rank, options, timeout), async_op)
@@ -123,13 +123,13 @@ class Messaging:
         *,
         timeout: float | None = None,
     ) -> NoneOrWork:
-        """Receive into ``tensor`` a tensor that another worker sends with ``send_tensor``.
+        """Receive a tensor that another worker sends with ``send_tensor``, and write it into ``tensor``.
 
-        The tensor's content is undefined until the receive completes, and after an error.
+        The content of ``tensor`` is undefined until the receive completes, and after an error.
 
         Raises:
-            ValueError: the sent tensor has another dtype, shape or type of device, or was sent by ``send``.  That
-                message is dropped; later ones are not affected.
+            ValueError: the sent tensor has a different dtype, shape or device type, or the sender used ``send``. The
+                message is dropped; later messages are not affected.
             AssertionError: ``tensor`` is not a tensor.
         """
         return as_asked(require_exchange().recv_tensor(tensor, src_group_name, src_rank, options, timeout), async_op)
@@ -157,8 +157,8 @@ class Messaging:
             src: the source's group and rank; by default the first member.
 
         Returns:
-            The object; on the source, the same object as passed; in a coroutine, and with
-            ``async_op``, a ``Work`` with it.
+            The object; the source gets back the object that it passed. In a coroutine, and with ``async_op``, a
+            ``Work`` that resolves to it.
 
         Raises:
             ValueError: ``groups`` is empty; this worker or the source is not a member.

@@ -1,4 +1,4 @@
-"""Look-up of a worker's public methods by name, with their kind; the ``concurrent`` decorator."""
+"""Looks up a worker's public methods by name, with their kinds; the ``concurrent`` decorator."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ _MARK: Final = "_rlinf_concurrent"
 
 
 def concurrent(method: F) -> F:
-    """Let an ``async def`` method of a worker run while a ``def`` method occupies the main thread: health, progress,
-    stop.
+    """Let an ``async def`` method run while a ``def`` method occupies the main thread, for example to report progress.
 
-    Its calls do not queue behind other calls: each begins immediately once the worker's constructor has returned, on an
-    event loop in a second thread, even if the main thread is busy; several run concurrently. So this code runs **in
-    parallel with** the worker's other code, and should only read and set plain attributes or use the tools of
+    Its calls do not queue behind other calls. Once the worker's constructor has returned, each call begins immediately,
+    on an event loop in a second thread, even if the main thread is busy; several calls run concurrently. So the method
+    runs **in parallel with** the worker's other code, and should only read and set plain attributes or use the tools of
     ``threading``. It must not compute for long, use torch's collectives, or touch other methods' asyncio objects.
     Returning, raising, ``cancel()``, deadlines, ``send``, ``recv`` and channels work as in other methods; the calls do
     not count towards ``max_concurrency``.
@@ -74,15 +73,15 @@ class MethodKind(Enum):
     DEF = auto()
     COROUTINE = auto()
     STREAM = auto()
-    # A coroutine that does not queue; runs on the loop of a separate thread.
+    # A coroutine method whose calls do not queue; they run on a separate thread's loop.
     CONCURRENT = auto()
 
 
 class Methods:
-    """Methods of one worker, each looked up once.
+    """The methods of one worker; each is looked up only once.
 
     Args:
-        construct: function that runs the constructor's call.
+        construct: function that runs the constructor call.
 
     Attributes:
         worker: the user's object; None until constructed, when only the constructor can be called.
@@ -96,7 +95,7 @@ class Methods:
         self._known: dict[str, tuple[MethodKind, Callable[..., Any]]] = {}
 
     def drop(self) -> Any:
-        """Drop and return the worker object."""
+        """Remove and return the worker object."""
         worker, self.worker = self.worker, None
         self._known.clear()
         return worker

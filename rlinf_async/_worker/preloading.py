@@ -1,8 +1,9 @@
-"""Import of modules before workers are forked, and reasons why workers must not inherit an import.
+"""Imports modules before workers are forked, and detects imports that workers must not inherit.
 
-A worker must find the same state as after its own import. An import is refused if a fork would lose or share its
-effects: a thread, an open descriptor, a child process, a signal handler, a random state, or a value that differs
-between workers. Its changes of ``os.environ`` are kept, because each worker sets up its environment again.
+A worker must find the same state as if it had imported the module itself. An import is refused if a fork would lose or
+share one of its effects: a thread, an open descriptor, a child process, a signal handler, a random state, or a value
+that differs between workers. Its changes to ``os.environ`` are recorded, because each worker sets up its environment
+again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-# Stateless device types: the kernel's memory devices (null, zero, urandom, ...) and terminals.
+# Major numbers of stateless devices: the kernel's memory devices (null, zero, urandom, ...) and terminals.
 _HARMLESS_MAJORS: Final = frozenset({1, 5, *range(136, 144)})
 
 _ITEMS: Final = ItemsView.__iter__.__code__  # Python code, not C
@@ -33,7 +34,7 @@ _THREAD_END_S: Final = 0.1
 
 
 class RefusedError(Exception):
-    """Refusal of a module whose import workers must not inherit.
+    """Raised for a module whose import workers must not inherit.
 
     Attributes:
         module: name of the module.
@@ -48,11 +49,12 @@ class RefusedError(Exception):
 
 @dataclass
 class Imported:
-    """Effects of the imports in one process.
+    """The effects of the imports in one process.
 
     Attributes:
         variables: variables of ``os.environ`` that the imports changed; None for a deleted one.
-        files: modification time and size of the modules' files, by path, outside the interpreter's own folders.
+        files: maps the path of each imported file outside the interpreter's own folders to its modification time and
+            size.
     """
 
     variables: dict[str, str | None] = field(default_factory=dict)
@@ -160,7 +162,7 @@ def _descriptors() -> set[tuple[int, int]]:
 
 
 def _state() -> dict[str, Any]:
-    """Return by name the state that an import must not change: random generators, signal handlers and the like."""
+    """Return the state that an import must not change, such as random generators; the keys describe each part."""
     import numpy as np
     import torch
 

@@ -1,4 +1,4 @@
-"""Main function of a worker process: sets up its two event loops and its client, runs ``Runtime``, exits."""
+"""The main function of a worker process: sets up its two event loops and its client, runs ``Runtime``, exits."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     except BaseException as error:
         code = broken_loop.EXIT_CODE
         broken_loop.report(error)
-        # Exit by a timer, too: otherwise the worker's open calls would hang if a thread or exit function never ended.
+        # Set a timer to force the exit: if a thread or exit function never ended, the worker's open calls would hang.
         # tests/test_failures.py::test_a_worker_that_breaks_its_own_loop_says_how
         runtime.client.later(settings.CLOSE_GRACE_S(), functools.partial(os._exit, code))
     with contextlib.suppress(BaseException):

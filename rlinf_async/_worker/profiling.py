@@ -1,4 +1,4 @@
-"""Mixin of ``Worker``: ``start_profile`` and ``stop_profile``, windows of ``torch.profiler`` or an outer profiler."""
+"""Mixin of ``Worker``: ``start_profile`` and ``stop_profile``, for ``torch.profiler`` or an external profiler."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Profiling:
     def start_profile(self, step_idx: int) -> None:
         """Open a window if this worker is profiled in this step.
 
-        ``torch.profiler``, or the profiler around the worker (Nsight Systems, rocprof-sys), starts recording.
+        ``torch.profiler``, or the external profiler that runs the worker (Nsight Systems, rocprof-sys), starts
+        recording.
 
         Raises:
             RuntimeError: a window is already open.
@@ -70,7 +71,7 @@ class _DeviceWindow:
 
 
 class _TorchWindow:
-    """Window of ``torch.profiler``: records this thread and the devices; writes a trace for Perfetto and Chrome."""
+    """A window of ``torch.profiler``: records this thread and the devices; writes a trace for Perfetto and Chrome."""
 
     def __init__(self, path: Path, options: Any) -> None:
         import torch

@@ -1,4 +1,4 @@
-"""CPU as a stand-in for declared accelerators (``fake_gpus``): hides CUDA, fakes the torch platform."""
+"""Uses the CPU as a stand-in for declared accelerators (``fake_gpus``): hides CUDA, fakes the torch platform."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FSDP: Final = "torch.distributed.fsdp.fully_sharded_data_parallel"
 def hide_devices() -> None:
     """Hide all GPUs from torch in this process from now on.
 
-    Calls without a result, such as ``torch.cuda.synchronize()``, are accepted, and FSDP uses the CPU instead of the
+    Calls that return nothing, such as ``torch.cuda.synchronize()``, are accepted, and FSDP uses the CPU instead of the
     named devices. An RLinf program gets the CPU for every CUDA device.
     """
     torch.cuda.is_available = lambda: False
@@ -52,7 +52,7 @@ def hide_devices() -> None:
 
 
 class _CpuForCuda(TorchFunctionMode):
-    """Torch function mode that replaces ``"cuda"``, ``"cuda:0"`` and 0 by the CPU, on the entering thread."""
+    """A torch function mode that replaces ``"cuda"``, ``"cuda:0"`` and 0 with the CPU, on the thread that enters it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.cuda:
@@ -63,7 +63,7 @@ class _CpuForCuda(TorchFunctionMode):
 
 
 class _Generator(torch.Generator):
-    """CPU generator for any device, because torch does not pass its constructor to a function mode."""
+    """A CPU generator for any device; needed because torch does not pass the constructor to a function mode."""
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
         return super().__new__(cls, _device(device))  # type: ignore[call-arg]  # torch declares __init__
@@ -90,7 +90,7 @@ def _device(value: Any) -> Any:
 
 
 class _FsdpOnCpu(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import hook that makes FSDP1 ignore ``device_id`` and use the CPU; most workers never import it."""
+    """An import hook that makes FSDP1 ignore ``device_id`` and use the CPU; most workers never import FSDP1."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -129,7 +129,7 @@ def _refuse() -> None:
 
 
 class _RehearsedStream(contextlib.nullcontext[None]):
-    """Stream that is always idle; also the context manager of ``with platform.stream(...)``."""
+    """A stream that is always idle; also the context manager of ``with platform.stream(...)``."""
 
     def synchronize(self) -> None: ...
 
@@ -176,7 +176,7 @@ class RehearsedPlatform:
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
 
-    def Stream(self, *args: Any, **kwargs: Any) -> _RehearsedStream:  # has the name of torch.cuda's class
+    def Stream(self, *args: Any, **kwargs: Any) -> _RehearsedStream:  # named after torch.cuda's class
         return _RehearsedStream()
 
     def stream(self, stream: Any) -> _RehearsedStream:
@@ -189,8 +189,8 @@ class RehearsedPlatform:
     def ipc_collect(self) -> None: ...
 
     def current_device(self) -> Any:
-        # RLinf programs get a number, as from an accelerator, because torch.device(type, index) takes no name as an
-        # index.
+        # RLinf programs get a number, as for an accelerator, because torch.device(type, index) does not accept a name
+        # as the index.
         return 0 if dialect.is_rlinf else torch.cpu.current_device()
 
     def set_device(self, device: Any) -> None: ...

@@ -1,4 +1,4 @@
-"""``MasterStore``: torch's ``TCPStore`` at MASTER_ADDR in a group's first worker, opened at the first connection.
+"""``MasterStore``: torch's ``TCPStore`` at MASTER_ADDR, opened in a group's first worker when a client connects.
 
 The daemon of the group's first rank creates the listening socket on the node's own address, so that the port is known
 before any worker exists and no socket listens on a wildcard address. torch's store has no authentication: any process
@@ -17,7 +17,7 @@ logger = own_logger(__name__)
 
 
 class MasterStore:
-    """torch's ``TCPStore`` on a socket that already listens; nothing is imported until a client connects."""
+    """A ``TCPStore`` of torch on a socket that already listens; nothing is imported until a client connects."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, listen_fd: int) -> None:
         self._loop = loop

@@ -14,10 +14,10 @@ from rlinf_async.work import NoneOrWork, ValueOrWork
 
 
 class Routing:
-    """Mixin of ``Worker`` that splits a batch among another group's ranks and merges it there.
+    """Mixin of ``Worker`` that splits a batch for another group's ranks, which merge their parts.
 
-    A batch is spread evenly over the sending group, and arrives evenly spread over the receiving one, in the order of
-    its rows, for any two world sizes::
+    A batch is spread evenly over the sending group, and arrives evenly spread over the receiving group, with its rows
+    in order, for any two world sizes::
 
         env (2 ranks of 6 rows)    self.send_to("rollout", channel, obs, tag="obs")
         rollout (3 ranks)          obs = self.recv_from("env", channel, tag="obs", batch_size=12)     # 4 rows
@@ -55,7 +55,7 @@ class Routing:
         send_queue_size: int = 0,
         timeout: float | None = None,
     ) -> NoneOrWork:
-        """Send this rank's rows of a batch to the ranks of another group that need them.
+        """Send this rank's rows of a batch to those ranks of another group that need them.
 
         Args:
             group_name: the receiving group; the call waits until it exists.
@@ -64,13 +64,14 @@ class Routing:
             route_key, tag: names that the receiver must also give; ignored with ``enable_p2p``.
             mode: with a tag, the receiver passes both as one tag: ``"train_obs"`` for ``"train"`` and ``"obs"``. In
                 decoupled mode the mode becomes part of the shards' names, and the receiver passes only the tag.
-            batch_size: total rows of all sending ranks; by default each rank has as many as this one.
+            batch_size: total number of rows of all sending ranks; by default, every rank is assumed to have as many as
+                this one.
             split_fn: replacement for ``split_batch``.
             enable_p2p: use ``send`` instead of a channel; the receiver's ``recv_from`` must set it, too.
             options: options of ``send``.
             decoupled_mode: any free rank takes the shards; see above.
             send_queue_size: number of shards into which this rank splits its rows; 0 for one shard.
-            timeout: seconds, including the wait for the group; on expiry the parts not yet taken are withdrawn.
+            timeout: seconds, including the wait for the group; when they expire, parts not yet taken are withdrawn.
 
         Returns:
             None; in a coroutine, and with ``async_op``, a ``Work``.
@@ -104,16 +105,18 @@ class Routing:
         recv_queue_size: int = 0,
         timeout: float | None = None,
     ) -> ValueOrWork:
-        """Receive this rank's part of a batch that another group sends with ``send_to``, whose arguments it shares.
+        """Receive this rank's part of a batch that another group sends with ``send_to``; shares its arguments.
 
         Args:
-            batch_size: total rows of all receiving ranks, to check the batch; in decoupled mode also the number of
-            shards to wait for: by default as many as this rank has sent, or one if it serves others.
+            batch_size: total number of rows of all receiving ranks, to check the batch. In decoupled mode it also
+                determines the number of shards to wait for; by default as many as this rank has sent, or one if it
+                serves other ranks.
             merge_fn: replacement for ``merge_batches``; rows are then checked only with ``infer_batch_size_fn``.
-            infer_batch_size_fn: returns the number of rows of a part.
+            infer_batch_size_fn: function that returns the number of rows of a part.
 
         Returns:
-            The batch; None if only None was sent; in a coroutine, and with ``async_op``, a ``Work`` with it.
+            The batch; None if only None was sent. In a coroutine, and with ``async_op``, a ``Work`` that resolves to
+            it.
 
         Raises:
             ValueError: the parts have a wrong number of rows, or cannot be merged.

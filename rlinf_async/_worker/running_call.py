@@ -1,4 +1,4 @@
-"""``Call``: a worker's record of a call that it must answer (caller, method, state, task)."""
+"""``Call``: a worker's record of a call that it must answer, with its caller, method, state and task."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class Call:
         self.call = call
         self.method = method
         self.credit = credit
-        # Socket for the answers; None if they go through the daemon.
+        # Socket for the answers; None if the answers go through the daemon.
         self.direct = direct
-        # Time of arrival if the call came directly and its caller reports it to the daemon; else None.
+        # Time of arrival if the call came directly, in which case its caller reports it to the daemon; otherwise None.
         self.came_at = came_at
         self.body: Body | None = None  # encoded arguments, until the call begins
         self.state: CallState = QUEUED
@@ -70,6 +70,6 @@ class Call:
         self._event = 0
         self.place = 0  # place in the journal of calls, set when the call starts
         self.failure: str | None = None  # another rank's failure while this call was open
-        # Error set once a rank has died during an ``on_restart``: the hooks will be called again.
+        # Error set once a rank has died during an ``on_restart``, after which the hooks will be called again.
         self.void: PeerLost | None = None
         self.waits: EndableWaits | None = None  # blocking waits of an ``on_restart``

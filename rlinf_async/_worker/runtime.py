@@ -1,15 +1,15 @@
-"""Executor of a worker's calls: a FIFO, user code on the main thread, the socket on a separate thread.
+"""Executes a worker's calls: queues them in a FIFO, runs user code on the main thread, reads sockets on another.
 
-All calls wait in one FIFO. An ``async def`` method becomes a task on the main thread's loop; before a ``def`` method
-the loop stops, the method runs with no loop running, and then the loop continues::
+All calls wait in one FIFO. An ``async def`` method becomes a task on the main thread's loop. For a ``def`` method, the
+loop stops, the method runs with no loop running, and then the loop continues::
 
     socket thread   on_frame: queue.append(call) ── on_batch: wake the main loop
     main thread     run_forever ── _pump: start tasks until a def is at the head ── stop
                     ── _run_blocking: def after def, a turn of the loop every few ms ── run_forever
 
-So two threads never run user code at once, and the socket thread answers while user code computes (within a GIL switch
-interval). Methods marked with ``@concurrent`` are the exception: their calls do not enter the FIFO, and run on a loop
-in a third thread (``concurrent_calls.py``).
+So two threads never run user code at the same time, and the socket thread answers within a GIL switch interval even
+while user code computes. Methods marked with ``@concurrent`` are the exception: their calls do not enter the FIFO, and
+run on a loop in a third thread (``concurrent_calls.py``).
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ from rlinf_async.errors import PeerLost
 
 logger = own_logger(__name__)
 
-# Module-level names for enum members that every call needs: looking up a member takes as long as a call.
+# Module-level names for enum members that every call needs, because looking up a member takes as long as a function
+# call.
 _SERVE: Final = EventKind.SERVE
 _DEF, _STREAM, _CONCURRENT = MethodKind.DEF, MethodKind.STREAM, MethodKind.CONCURRENT
 _OK, _ERROR, _ITEM = int(Status.OK), int(Status.ERROR), int(Status.ITEM)
@@ -70,7 +71,7 @@ _MAX_CONCURRENCY: Final = 1000
 # The class stays whole with 40 methods, because the socket thread, main loop and ``def`` path share one queue and one
 # table of open calls.
 class Runtime:
-    """Calls of one worker: takes them from its client, and runs them on the main thread."""
+    """The runtime of one worker: takes calls from its client, and runs them on the main thread."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, identity: context.Identity, max_concurrency: int | None
@@ -124,8 +125,8 @@ class Runtime:
             self._on_main(self._stop)
 
     def _enqueue(self, call: Call) -> None:
-        # Run no call before the constructor, because a process that found the group by name may be faster than the
-        # owner.
+        # Run no call before the constructor: a process that found the group by name may send a call before the owner
+        # does.
         if call.method in self._methods.concurrent:
             self._submit_concurrent(call)
         elif self._early is None:
@@ -159,7 +160,7 @@ class Runtime:
             self._open[source, number] = call
         except Exception as error:  # the body cannot be mapped: no memory, no descriptors
             self._answer_error(call, error)
-        # Enqueue even a failed constructor call, because earlier calls wait for it.
+        # Enqueue even a failed constructor call, because calls that arrived earlier wait for it.
         self._enqueue(call)
 
     def on_caller_gone(self, source: int, way: Connection) -> None:
@@ -204,11 +205,11 @@ class Runtime:
     def _cancel(self, source: int, number: int) -> None:
         call = self._open.get((source, number))
         if call is None or call.cancelled:
-            # A second cancel must not interrupt the cleanup started by the first cancel.
+            # A second cancellation must not interrupt the cleanup started by the first one.
             return
         if call.method == CONSTRUCT:
             # If a rank dies during the launch, the caller cancels the other ranks' constructors. A rank with a
-            # cancelled constructor would refuse every later call from any caller, while the other ranks go on living.
+            # cancelled constructor would refuse all later calls from any caller, while the other ranks continue.
             # tests/_worker/test_runtime.py::test_a_constructor_is_not_cancelled
             return
         with self._state_lock:
@@ -231,8 +232,8 @@ class Runtime:
                 self._answer_error(call, error)
 
     def _let_overtake(self) -> None:
-        # This must run on the socket thread, where no append to the queue is in progress: if the main thread, which has
-        # just learnt the methods' names, ran it, the socket thread might be about to append such a call as an ordinary
+        # This must run on the socket thread, so that no append to the queue is in progress. If the main thread ran it,
+        # as soon as it knows the methods' names, the socket thread might be about to queue such a call as an ordinary
         # one. tests/test_concurrent.py::test_a_call_that_comes_during_the_constructor_overtakes_too
         for call in list(self._open.copy().values()):
             if call.state is QUEUED and call.method in self._methods.concurrent:
@@ -351,7 +352,7 @@ class Runtime:
             self._answer_error(call, error)
         else:
             self._answer_blocking(call, value)
-        # An asyncio.run() in the method has unset the loop.
+        # An asyncio.run() in the method may have unset the loop.
         asyncio.set_event_loop(self._loop)
 
     def _run_hook(self, call: Call, function: Callable[..., Any], *args: Any) -> Any:
@@ -369,7 +370,7 @@ class Runtime:
             self._answer_value(call, value)
             return
         if isinstance(value, Coroutine) and not call.credit:
-            # A plain function returned a coroutine: its decorator forgot functools.wraps.
+            # A plain function has returned a coroutine, perhaps because its decorator lacks functools.wraps.
             self._start(call, self._finish(call, value))
             return
         if isinstance(value, Generator):
@@ -393,7 +394,7 @@ class Runtime:
             call._event = recording.begin(_SERVE, call.method, 0.0, call)
 
     def _start_concurrent(self, call: Call, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
-        """Start a call in the thread of concurrent calls. Return None if an earlier submission has started it."""
+        """Start a call on the concurrent calls' thread. Return None if an earlier submission has already started it."""
         if not self._begin(call):
             return None
         _, function = self._methods.find(call.method)
@@ -403,9 +404,9 @@ class Runtime:
         self._record(call)
         return task
 
-    # Each of these coroutines answers its call however it ends, without a done callback, which would cost a loop turn.
-    # A task cancelled before its first step never enters its coroutine, so the caller would wait forever. So a
-    # coroutine runs to ``_first_step`` before it becomes a task, and receives the cancel there.
+    # Each of these coroutines answers its call, however it ends; a done callback would cost an additional turn of the
+    # loop. A task cancelled before its first step never enters its coroutine, and the caller would wait forever. So a
+    # coroutine runs up to ``_first_step`` before it becomes a task, and receives the cancellation at that point.
     # tests/_worker/test_runtime.py::test_a_call_that_is_cancelled_before_its_first_step_is_answered
 
     async def _coroutine(self, call: Call, function: Callable[..., Any]) -> None:
@@ -474,7 +475,7 @@ class Runtime:
             call.granted.set_result(None)
 
     def _cancel_running(self, call: Call) -> None:
-        # When this worker shuts down, ``Ending`` cancels all tasks, while cancels from exiting callers may still
+        # While this worker shuts down, ``Ending`` cancels all tasks, but cancellations from exiting callers may still
         # arrive.
         if call.task is not None and not (self._stopping and call.task.cancelling()):
             call.task.cancel()
@@ -546,8 +547,8 @@ class Runtime:
         self._send(call, status, body, fds)
 
     def _send(self, call: Call, status: int, body: Any, fds: Any, *, was_held: bool = False) -> None:
-        # The items returned by this call must be in their queues before the answer is sent, because the caller may have
-        # another rank get them. tests/simulation/test_sim_channels.py::
+        # The items that this call returns to channels must be in their queues before the answer is sent, because the
+        # caller may then have another rank get them. tests/simulation/test_sim_channels.py::
         # test_items_that_a_call_gives_back_are_at_their_places_before_its_answer
         client = self.client
         if ((giving_back := client.giving_back).open or giving_back.held) and not was_held:
@@ -559,9 +560,9 @@ class Runtime:
             client.send(frame, fds, later=bool(self._queue))
             return
         direct.send(frame, fds, later=bool(self._queue))
-        # A caller that has reported its direct call may be blocked or stopped, and never report the answer, so the
-        # worker reports it after DirectCallers' delay, which is longer than the caller's: the daemon learns of the call
-        # first.
+        # A caller that has reported its direct call may be blocked or stopped, and so never report the answer. So the
+        # worker reports it after DirectCallers' delay, which is longer than the caller's, so that the daemon learns of
+        # the call first.
         if status != _ITEM and (call.came_at is None or clock.monotonic() - call.came_at >= REPORT_DELAY_S):
             self.direct_callers.answered(call)
 
@@ -573,7 +574,7 @@ class Runtime:
 
 
 class _CancelledAtFirst(asyncio.CancelledError):
-    """Cancellation of a call before its task's first step."""
+    """Raised when a call is cancelled before its task's first step."""
 
 
 @types.coroutine

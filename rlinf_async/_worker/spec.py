@@ -1,4 +1,4 @@
-"""``GroupSpec``: a worker group not yet launched, as returned by ``Worker.create_group``."""
+"""``GroupSpec``: a worker group that is not yet launched, as returned by ``Worker.create_group``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf_async.profiling import ProfileConfig
 
 
 class Launcher(Protocol):
-    """Launcher of groups: a ``Cluster``."""
+    """The launcher of groups, a ``Cluster``."""
 
     @property
     def _launch(self) -> Callable[..., Any]: ...
@@ -77,47 +77,47 @@ class GroupSpec(Generic[W_co]):
         ready.
 
         Args:
-            cluster: cluster to launch on, which must be open.
-            placement_strategy: number of ranks and their places: ``NodePlacementStrategy([0] * 4)``, or
-                ``ComponentPlacement(...).get_strategy("rollout")``; by default one worker per accelerator, or one
-                worker on node 0 without accelerators.
-            name: name of the group for other processes; by default ``worker_group_<class>``, and inside a worker the
-                worker's own address, so that ranks become ``group:0:1``.
-            max_concurrency: number of coroutine methods that run concurrently in one worker (1000).
+            cluster: the cluster to launch on; it must be open.
+            placement_strategy: determines the number of ranks and where they run, such as ``NodePlacementStrategy([0] *
+                4)`` or ``ComponentPlacement(...).get_strategy("rollout")``. By default, one worker per accelerator; if
+                the cluster has none, one worker on node 0.
+            name: name by which other processes find the group. By default ``worker_group_<class>``; inside a worker,
+                the worker's own address, so that ranks become ``group:0:1``.
+            max_concurrency: maximum number of coroutine methods that run concurrently in one worker (1000).
             isolate_gpu: restrict each worker to its own devices.
-            catch_system_failure: make workers log the stacks of their threads at SIGTERM, SIGQUIT, SIGUSR1 and SIGUSR2,
-            too, not only when they crash; by default ``RLINF_CATCH_FAILURE`` (1 or 0).
+            catch_system_failure: make workers log their threads' stacks not only when they crash, but also on SIGTERM,
+                SIGQUIT, SIGUSR1 and SIGUSR2; by default ``RLINF_CATCH_FAILURE`` (1 or 0).
             disable_distributed_log: hide the workers' output in the driver.
             placement: another name for ``placement_strategy``; giving both raises ``ValueError``.
-            env: environment variables for the workers; they override this process's own changes of its environment,
+            env: environment variables for the workers. They override this process's own changes to its environment,
                 which its workers get on every node.
             seed: rank r starts with the random seed ``seed + r`` (random, numpy, torch); by default unpredictable.
-            profiling: configuration of the workers' profiler; by default from the cluster's configuration. Without
-                ``worker_groups`` it applies to this group.
+            profiling: configuration of the workers' profiler; by default the cluster's. If it has no ``worker_groups``,
+                it applies to this group.
             call_timeout: seconds that each call of the group may take once the workers are constructed; by default
                 ``RLINF_CALL_TIMEOUT_S``, 0 for no deadline. A late call fails with ``DeadlineExceeded`` and is
-                cancelled: coroutines get ``CancelledError``, a running ``def`` method completes, and its result is
-                dropped; the error waits for the daemons' reports on the ranks (``RLINF_WAIT_ANSWER_S``). A stream has
-                this long for each item.
-            restart: processes to restart when a worker has died: ``"rank"`` only the dead rank, ``"group"`` all ranks,
-            ``"never"`` none. A restarted rank keeps its address, devices, environment and constructor arguments (the
-            driver keeps a copy of them). Unanswered calls fail with ``WorkerDied``; later calls wait for the restart,
-            as do messages to and from the rank. The default is the policy in the configuration's
-            ``cluster.supervision`` for this group or component, else ``"never"``.
-            max_restarts: restarts of a rank, or of the group, within the window (3); one more death makes it lost. A
-            pause precedes each restart: 0.1 s, doubled up to 10 s each time for a rank that lived less than 10 s.
-            restart_window: window in seconds (600).
-            order: calls that wait while a rank restarts: with ``"group"`` (the default, unless ``cluster.supervision``
-            says otherwise) all calls, so that every rank gets the group's calls in the same order; with ``"rank"``,
-            which needs ``restart="rank"``, only calls to that rank. A call to several ranks is then sent immediately to
-            the running ranks, and to the others once they have restarted; ``on_restart`` runs once all ranks are back,
-            and all calls wait while it runs.
+                cancelled: coroutines get ``CancelledError``, while a running ``def`` method completes and its result is
+                dropped. The error is raised once the daemons have reported on the ranks (``RLINF_WAIT_ANSWER_S``). For
+                a stream, the timeout applies to each item.
+            restart: which processes to restart when a worker has died: ``"rank"`` restarts only the dead rank,
+            ``"group"`` all ranks, ``"never"`` none. A restarted rank keeps its address, devices, environment and
+            constructor arguments (the driver keeps a copy of them). Unanswered calls fail with ``WorkerDied``; later
+            calls wait for the restart, as do messages to and from the rank. The default is the policy for this group or
+            component in the configuration's ``cluster.supervision``, or else ``"never"``. max_restarts: maximum number
+            of restarts of a rank, or of the group, within the window (3); after one more death it is lost. Each restart
+            is preceded by a pause of 0.1 s, which doubles, up to 10 s, each time the rank has lived less than 10 s.
+            restart_window: window in seconds (600). order: which calls wait while a rank restarts. With ``"group"``
+            (the default, unless ``cluster.supervision`` says otherwise) all calls wait, so that every rank gets the
+            group's calls in the same order. With ``"rank"``, which requires ``restart="rank"``, only calls to the
+            restarting rank wait: a call to several ranks is sent immediately to the running ranks, and to the others
+            once they have restarted. ``on_restart`` runs once all ranks are back, and all calls wait while it runs.
             close_grace: seconds that the workers have for ``on_close`` and exit functions when the group is closed
-                (``RLINF_CLOSE_GRACE_S``); a worker that finishes earlier exits at once.
-            preload: names of modules, ``["vllm"]``, that each node imports once, before it forks the workers, and not
-                again at restarts. The class's module and the modules that workers import at startup are preloaded, too;
-                ``[]`` preloads nothing. A module whose import starts a thread, opens a device or has another effect
-                that workers cannot inherit is imported by each worker, and a log message says so.
+                (``RLINF_CLOSE_GRACE_S``); a worker that finishes earlier exits immediately.
+            preload: names of modules, such as ``["vllm"]``, that each node imports once before it forks the workers,
+                and does not import again at restarts. The class's module and the modules that workers import at startup
+                are also preloaded; ``[]`` preloads nothing. If importing a module starts a thread, opens a device or
+                has another effect that workers cannot inherit, each worker imports it by itself, and a log message says
+                so.
 
         Raises:
             ValueError: the name is taken, a public method has a reserved name, ``max_concurrency``, ``call_timeout`` or

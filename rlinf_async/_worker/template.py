@@ -1,4 +1,4 @@
-"""A node's template process (fork server): imports torch, forks workers on the daemon's orders, sets them up.
+"""A node's template process (a fork server): imports torch, forks workers when the daemon orders it, sets them up.
 
 A node's daemon starts ``python -m rlinf_async._worker.template FD`` with one end of a packet socket. Each packet is the
 description of one worker (msgpack, written by the daemon), with its socket, its output pipes and, for a group's first
@@ -40,9 +40,9 @@ _PACKET_BYTES: Final = 512 * 1024
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
-_BATCH: Final = 32  # workers forked through one intermediate process
+_BATCH: Final = 32  # number of workers forked through one intermediate process
 
-# Preloaded modules of this template, or of this worker's template; None for a plain template.
+# The modules preloaded by this template, or by this worker's template; None for a plain template.
 _imported: preloading.Imported | None = None
 
 
@@ -87,10 +87,10 @@ def main() -> None:
 
 
 def _run_one_worker(control: socket.socket) -> None:
-    """Become a worker that a profiler started. Does not return.
+    """Turn this process, which a profiler has started, into a worker. Does not return.
 
-    The process does not die with its parent, the profiler, which may have started it from a thread that has exited; the
-    daemon kills it once the profiler has exited.
+    The kernel must not kill this process with its parent, the profiler, because the profiler's thread that started it
+    may exit earlier. The daemon kills it once the profiler has exited.
     """
     order = _receive(control, 0)
     control.close()
@@ -103,7 +103,8 @@ def _run_one_worker(control: socket.socket) -> None:
 def _unfiltered_warnings() -> Iterator[None]:
     """Context manager: suspends a script's ``-W error`` filters, which would abort the template's own imports.
 
-    Filters that the imports add stay, ahead of the script's filters, as in the script's own process.
+    Filters added by the imports are kept, and take precedence over the script's filters, as in the script's own
+    process.
     """
     given = list(warnings.filters)
     with warnings.catch_warnings():
@@ -140,7 +141,7 @@ def _torch_version() -> str:
 
 @dataclass
 class Order:
-    """Order to fork one worker: its description, and the descriptors for it."""
+    """An order to fork one worker: its description and its descriptors."""
 
     spec: dict[str, Any]
     fds: list[int]
@@ -204,7 +205,7 @@ def _refusal(error: OSError) -> str:
 
 
 def _fork_twice(control: socket.socket, orders: list[Order]) -> list[dict[str, Any]]:
-    """Fork the workers so that the daemon becomes their parent; return ``pid`` or ``error`` of each.
+    """Fork the workers so that the daemon becomes their parent; return the ``pid`` or ``error`` for each.
 
     An intermediate process forks all workers and exits; the daemon, a subreaper, adopts them.
     """
@@ -293,7 +294,7 @@ def _run_preloaded(spec: dict[str, Any], fds: list[int]) -> None:
         os._exit(0)
     _prctl(_PR_SET_CHILD_SUBREAPER, 0)  # from now on, the daemon adopts the workers
     gc.disable()
-    # Do not collect first: a collection takes 0.3 s after an import of transformers, and frees next to nothing.
+    # Do not run the garbage collector first: after an import of transformers it takes 0.3 s, and frees next to nothing.
     gc.freeze()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # workers must not inherit an unfinished line
@@ -321,7 +322,7 @@ def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int
     # Set this before any user code: processes started by user code stay this worker's descendants even after their
     # parents exit. tests/test_orphans.py::test_a_dead_worker_is_told_to_an_idle_driver_and_takes_nobody_along
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    if not wrapped:  # a profiled worker has its own environment, with the profiler's additions
+    if not wrapped:  # a profiled worker already has its environment, including the profiler's additions
         die_with_parent(spec["parent"])
         _take_environment(spec)
     if _imported is None:  # preloaded modules already use these streams, for example in a logging handler
@@ -364,8 +365,8 @@ def _follow_script(spec: dict[str, Any]) -> None:
 
     with contextlib.suppress(OSError):
         os.chdir(spec["cwd"])
-    # Put the driver's path first, in its order, then entries that only this node has. Do not use pathlib.Path, which
-    # would raise for a folder closed to this user.
+    # Put the driver's entries first, in their order, then entries that only this node has. Do not use pathlib.Path,
+    # which would raise an error for a folder that this user may not access.
     sys.path[:] = [entry for entry in spec["sys_path"] if entry and os.path.exists(entry)] + [  # noqa: PTH110
         entry for entry in sys.path if entry not in spec["sys_path"] and entry
     ]
@@ -391,10 +392,10 @@ def _limit_open_files(most: int) -> None:
 
 
 def _mark(token: str) -> None:
-    """Overwrite the template's token with the worker's in the memory shown as ``/proc/<pid>/environ``.
+    """Replace the template's token with the worker's in the memory that the kernel shows as ``/proc/<pid>/environ``.
 
-    The kernel filled that memory at exec, and ``os.environ`` does not reach it. The daemon finds a dead worker's
-    leftover processes by this token, including forked children that changed their session.
+    The kernel filled that memory at exec, and changes to ``os.environ`` do not affect it. By this token, the daemon
+    finds a dead worker's leftover processes, including forked children that have changed their session.
     """
     name = b"RLINF_WORKER="
     offset = Path("/proc/self/environ").read_bytes().find(name)

@@ -1,4 +1,4 @@
-"""Wall-clock timers of a worker, by tag: ``Timers``, ``TimedSpan`` (context manager), and the ``timed`` decorator."""
+"""Wall-clock timers for a worker: ``Timers``, the context manager ``TimedSpan``, and the decorator ``timed``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Timers:
-    """Seconds by tag, added up until they are consumed; thread-safe.
+    """A set of timers that add up the seconds for each tag until they are consumed; thread-safe.
 
     Example:
         with timers.span("train"): ...
@@ -56,7 +56,7 @@ class Timers:
 
 
 class TimedSpan:
-    """Context manager that measures the time of one block."""
+    """A context manager that measures the time of one block."""
 
     def __init__(self, timers: Timers, tag: str, category: str | None) -> None:
         self._timers = timers
@@ -92,7 +92,8 @@ def timed(tag: str | None, trace: bool = True) -> Callable[[F], F]:
 
             @functools.wraps(method)
             async def stream(self: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-                # aclosing closes the inner generator with this one; otherwise the garbage collector would, later.
+                # aclosing closes the inner generator together with this one; otherwise only the garbage collector would
+                # close it.
                 with self.worker_timer(name, trace):
                     async with contextlib.aclosing(method(self, *args, **kwargs)) as items:
                         async for item in items:

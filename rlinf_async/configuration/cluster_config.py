@@ -36,16 +36,16 @@ class TracerConfig:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """The ``cluster`` section of a configuration: plain, validated, frozen.
+    """The ``cluster`` section of a configuration, as validated, frozen values.
 
     Attributes:
         num_nodes: number of nodes that the job needs; 0, the default, uses all nodes.
         component_placement: the placement rules as written; ``ComponentPlacement`` reads them.
         node_groups: configured groups, in addition to ``cluster`` and ``node``, which every cluster has.
-        profiling: None if workers are not profiled.
-        tracer: disabled by default.
+        profiling: configuration of the profiler; None if workers are not profiled.
+        tracer: configuration of the trace; disabled by default.
         fail_fast: True if a failed call that no code awaits ends blocking waits for other calls; None if not set.
-        net_emulation: None if the network is not emulated.
+        net_emulation: emulated delays and bandwidth limits; None if the network is not emulated.
         metrics: address of the metrics server; None to serve no metrics.
         lease_s: seconds of silence after which a node counts as lost; None uses ``RLINF_LEASE_S``.
         supervision: restart policy of each group or component.
@@ -124,7 +124,7 @@ class ClusterConfig:
         )
 
     def node_groups_for(self, nodes: Sequence[NodeInfo]) -> tuple[NodeGroup, ...]:
-        """Return a cluster's node groups: ``cluster`` and ``node``, then the configured groups in order.
+        """Return a cluster's node groups: ``cluster``, ``node``, and the configured groups in order.
 
         A worker placed in ``cluster`` or ``node`` gets the environment on which all groups of its node agree.
 

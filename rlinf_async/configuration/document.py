@@ -18,7 +18,7 @@ _CLUSTER = "cluster"
 
 @dataclass(frozen=True)
 class Origin:
-    """A configuration's file, and the line (counted from 1) of each of its values."""
+    """A configuration's file, and the line of each of its values, counted from 1."""
 
     path: str
     lines: Mapping[Steps, int] = field(default_factory=dict, repr=False)
@@ -44,7 +44,7 @@ class Document(dict[str, Any]):
 
 
 def load_document(path: str | Path, overrides: Sequence[str] = ()) -> Document:
-    """Read a YAML file, whose ``${...}`` OmegaConf resolves on access.
+    """Read a YAML file; OmegaConf resolves its ``${...}`` interpolations on access.
 
     Later errors about a value name its line, wherever the framework raises them.
 
@@ -149,7 +149,7 @@ def _item(container: Any, key: Any, steps: Steps, origin: Origin | None) -> Any:
 
 
 def _note_lines(node: Any, steps: Steps, lines: dict[Steps, int]) -> None:
-    """Record the line of each value below a node of PyYAML's tree; a mapping's value has its key's line."""
+    """Record the line of each value below a node of PyYAML's tree; a mapping's value gets its key's line."""
     import yaml
 
     if node is None:

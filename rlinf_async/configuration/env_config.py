@@ -14,12 +14,12 @@ from rlinf_async.errors import ConfigError
 
 @dataclass(frozen=True)
 class NodeEnvConfig:
-    """Python interpreter and environment variables of workers on some of a group's nodes.
+    """The Python interpreter and environment variables of workers on some of a group's nodes.
 
     Attributes:
         node_ranks: the nodes' ranks in the cluster, ascending.
         env_vars: value of each variable, by name.
-        python_interpreter_path: None uses the interpreter in which the node itself runs.
+        python_interpreter_path: the interpreter; None means the interpreter that the node itself uses.
     """
 
     node_ranks: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Merging of two sets of a worker's environment variables; a setting selects whether PATH-like lists are joined."""
+"""Merges two sets of a worker's environment variables; a setting selects whether PATH-like lists are joined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``NodeGroup``: a cluster's nodes under a label, the numbering of their hardware, environments; built-in groups."""
+"""``NodeGroup``: labelled nodes of a cluster, the numbering of their hardware, their environments; built-in groups."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ACCELERATOR = Accelerator.HW_TYPE
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """A cluster's nodes under a label. Placement ranks count either the group's hardware or its nodes.
+    """A labelled group of a cluster's nodes. Placement ranks count either the group's hardware or its nodes.
 
     RLinf calls this ``NodeGroupInfo``.
 
@@ -62,7 +62,7 @@ class NodeGroup:
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """For each node, the rank of its first piece of hardware in the group; then the total."""
+        """The rank of each node's first piece of hardware in the group, followed by the total number."""
         return tuple(accumulate((self.count_on(node) for node in self.nodes), initial=0))
 
     @property

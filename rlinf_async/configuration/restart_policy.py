@@ -23,12 +23,12 @@ _KEYS: Final = ("restart", "max_restarts", "window", "order")
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """Rule for restarting the workers of a group after one of them has died.
+    """The rule for restarting a group's workers after one of them has died.
 
     Attributes:
         restart: ``"never"``; ``"rank"`` restarts the dead rank; ``"group"`` restarts all ranks of its group.
-        max_restarts: restarts of one rank (or of the group) allowed within ``window`` seconds; one more death loses the
-            rank permanently.
+        max_restarts: maximum number of restarts of a rank (or of the group) within ``window`` seconds; after one more
+            death the rank is lost permanently.
         window: seconds over which restarts are counted.
         order: ``"group"`` delays calls to all ranks while one is being restarted; ``"rank"`` delays only calls to that
             rank.

@@ -1,4 +1,4 @@
-"""``Engine``: what a rank of an engine group asks of vLLM, of transformers or of a server."""
+"""``Engine``: the interface through which a rank of an engine group uses vLLM, transformers or a server."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """Whose weights an engine follows.
+    """The trainer whose weights an engine follows.
 
     Attributes:
-        group, rank: of the worker that publishes them.
-        name: the name that it publishes them under.
-        verify: as that of ``follow``.
-        timeout: seconds to wait for version 1, once the group is there, and for each later version that was announced.
+        group, rank: the worker that publishes the weights.
+        name: the name under which it publishes them.
+        verify: same as for ``follow``.
+        timeout: seconds to wait for version 1 once the group exists, and for each later version once it is announced.
     """
 
     group: str
@@ -46,16 +46,17 @@ class Trainer:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Settings of an engine of any kind.
+    """Settings common to all kinds of engines.
 
     Attributes:
-        model: path of the model and its tokenizer, in the format of Hugging Face.
-        options: of the engine's own.
-        trainer: None: the weights stay as they were loaded.
-        on_update: what becomes of open requests when weights are loaded: they go on with the new weights and the keys
-            and values of the old ones (``"keep"``), are completed first (``"wait"``), or begin anew (``"abort"``).
-        stall_timeout: seconds without a token after which an engine with open requests counts as hung, updates
-            included, but no pause of the user's; None for no limit.
+        model: path of the model and its tokenizer, in Hugging Face's format.
+        options: the engine's own options.
+        trainer: the trainer to follow; None keeps the weights as loaded.
+        on_update: how open requests are handled when new weights are loaded: they continue with the new weights and the
+            keys and values computed with the old ones (``"keep"``), are completed first (``"wait"``), or start over
+            (``"abort"``).
+        stall_timeout: seconds without a token after which an engine with open requests is considered hung. Updates
+            count towards this time, the user's pauses do not. None for no limit.
     """
 
     model: str
@@ -66,7 +67,7 @@ class EngineSettings:
 
 
 class Engine(abc.ABC):
-    """One inference engine, in the process of the rank that owns it.  All coroutines run on one loop.
+    """An inference engine, in the process of the rank that owns it. All coroutines run on one loop.
 
     The constructor starts the engine and blocks until it is ready for requests.
     """
@@ -77,11 +78,11 @@ class Engine(abc.ABC):
         """Start the engine.
 
         Args:
-            name: of the rank that owns it, ``"llm:0"``.
+            name: name of the rank that owns it, such as ``"llm:0"``.
 
         Raises:
-            ConfigError: an option is unknown or out of its bounds.
-            RuntimeError: the engine did not start.
+            ConfigError: an option is unknown or out of bounds.
+            RuntimeError: the engine failed to start.
         """
         self._settings = settings
         self._name = name
@@ -94,7 +95,7 @@ class Engine(abc.ABC):
         """Follow the trainer's weights until cancelled.
 
         Raises:
-            Exception: the engine died or hangs, or weights do not fit it: it serves no more.
+            Exception: the engine has died or hangs, or the weights do not fit it; it can serve no more requests.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -103,15 +104,15 @@ class Engine(abc.ABC):
                 if self._settings.trainer is not None:
                     group.create_task(self._follow(self._settings.trainer), name=f"weights of {self._name}")
         except BaseExceptionGroup as ended:
-            raise ended.exceptions[0] from None  # the others were cancelled for it
+            raise ended.exceptions[0] from None  # the other tasks were cancelled because of this error
 
     @abc.abstractmethod
     async def _run(self) -> None:
-        """Serve requests; raises an error once the engine cannot any more."""
+        """Serve requests; raise an error once the engine can no longer serve them."""
 
     @abc.abstractmethod
     async def _follow(self, trainer: Trainer) -> None:
-        """Load the trainer's versions, and those of the next trainer of that name once this one has ended."""
+        """Load the trainer's versions; once the trainer has ended, load those of its successor of the same name."""
 
     async def _check_progress(self) -> None:
         limit = self._settings.stall_timeout
@@ -121,7 +122,7 @@ class Engine(abc.ABC):
             raise self._stall(limit)
 
     async def _warm_up(self, limit_s: float) -> None:
-        """Return once the first request, which may be slower than others, is over."""
+        """Return once the first request, which may be slower than later ones, has completed."""
         return
 
     def _stall(self, silent_s: float) -> RuntimeError:
@@ -132,7 +133,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def _title(self) -> str:
-        """Return the name of this engine for errors."""
+        """Return the name of this engine for error messages."""
 
     def _describe_parts(self) -> str:
         return ""
@@ -143,18 +144,18 @@ class Engine(abc.ABC):
 
         Args:
             prompt: token ids of the request's prompt.
-            prefix: tokens that were sampled already: generation continues behind them.
+            prefix: tokens that have already been sampled; generation continues after them.
 
         Raises:
-            ValueError: the model cannot take this request.
+            ValueError: the model cannot handle this request.
         """
 
     # -- pauses -------------------------------------------------------------------------------------------------
 
     async def pause(self) -> None:
-        """Sample no more tokens; open requests fare as ``on_update`` says.
+        """Stop sampling tokens; open requests are handled according to ``on_update``.
 
-        An update and the user may pause at once: the last of them to resume ends the pause.
+        An update and the user may both pause the engine at the same time; the last one to resume ends the pause.
         """
         await self._hold()
         self._progress.pause()
@@ -165,14 +166,15 @@ class Engine(abc.ABC):
         self._progress.resume()
 
     async def _hold(self) -> None:
-        # Stop sampling while the clock of ``stall_timeout`` runs: an engine that is stopped amid an update is hung.
+        # Stop sampling, but keep the ``stall_timeout`` clock running: an engine that freezes during an update counts as
+        # hung.
         self._pauses += 1
         self._resumed.clear()
         try:
             await self._stop_sampling()
         except BaseException:
-            # Nobody would resume.  An engine that stays silent counts as hung: a request to resume a hung engine would
-            # block the end of this rank.
+            # No caller would resume, so end the pause here. Do not ask the engine to resume: it may be hung, and the
+            # request would then block this rank's shutdown. An engine that stays silent is reported as hung.
             self._end_pause()
             raise
 
@@ -197,28 +199,28 @@ class Engine(abc.ABC):
     @property
     @abc.abstractmethod
     def version(self) -> int:
-        """Version of the weights that tokens are sampled with; 0 before the first of the trainer's."""
+        """Version of the weights used for sampling; 0 before the trainer's first version."""
 
     @abc.abstractmethod
     async def checksums(self) -> dict[str, str]:
-        """Return the SHA-256 of each tensor of the weights that were loaded last, by the trainer's name for it."""
+        """Return a dict that maps the trainer's name of each tensor to the SHA-256 of its last loaded content."""
 
     @abc.abstractmethod
     async def stats(self) -> dict[str, float]:
-        """Return ``open_requests``, ``version``, ``updates``, ``load_s`` and ``pause_s`` of the last update."""
+        """Return ``open_requests``, ``version``, ``updates``, and the last update's ``load_s`` and ``pause_s``."""
 
     @abc.abstractmethod
     async def close(self) -> None:
-        """End the engine and its processes. Idempotent."""
+        """Shut down the engine and its processes. Idempotent."""
 
     @property
     @abc.abstractmethod
     def tokenizer(self) -> Any:
-        """The model's tokenizer, of transformers."""
+        """The model's tokenizer, an object of the transformers library."""
 
 
 def engine_class(kind: str) -> type[Engine]:
-    """Return the implementation of a kind of engine, which imports its library.
+    """Return the class that implements a kind of engine; this imports the engine's library.
 
     Raises:
         ConfigError: there is no such kind.
@@ -232,10 +234,10 @@ def engine_class(kind: str) -> type[Engine]:
 
 
 def check_model(path: str) -> None:
-    """Check that the folder of a model is there; other names are the engine's to look up.
+    """Check that a model's folder exists; names that are not paths are left to the engine to look up.
 
     Raises:
-        ConfigError: it is not, or holds no model.
+        ConfigError: the folder does not exist, or contains no model.
     """
     folder = Path(path)
     if folder.is_absolute() and not (folder / "config.json").is_file():
@@ -244,21 +246,22 @@ def check_model(path: str) -> None:
 
 
 def engine_seed(options: Mapping[str, Any], name: str) -> int:
-    """Return the seed of one engine: engines with the same seed sample the same tokens for the same prompt.
+    """Return the seed for one engine; engines with the same seed sample the same tokens for the same prompt.
 
     Args:
-        options: ``seed`` is that of rank 0; without it, the rank's own random seed, which ``launch(seed=)`` sets.
-        name: of the rank, ``"llm:2"``.
+        options: the engine's options, whose ``seed`` is rank 0's seed; without it, the rank's own random seed is used,
+            which ``launch(seed=)`` sets.
+        name: name of the rank, such as ``"llm:2"``.
     """
     if options.get("seed") is not None:
         return int(options["seed"]) + int(name.rpartition(":")[2])
-    import torch  # imported late: the launching process needs no torch
+    import torch  # imported late, because the launching process does not need torch
 
     return torch.initial_seed() & 0x7FFFFFFF
 
 
 def encode_prompt(tokenizer: Any, request: Request) -> list[int]:
-    """Return the token ids of a request's prompt: as given, of a text, or of messages in the model's chat template.
+    """Return the token ids of a request's prompt: as given, or encoded from a text or from chat messages.
 
     Raises:
         ValueError: the tokenizer has no chat template, the template refuses the messages, or the prompt is empty.
@@ -280,7 +283,7 @@ def encode_prompt(tokenizer: Any, request: Request) -> list[int]:
         variables |= {"tools": list(request.tools) or None, "add_generation_prompt": True}
         try:
             found = tokenizer.apply_chat_template(list(prompt), return_dict=True, **variables)
-        except Exception as error:  # of the template's own kinds, which a caller may be unable to unpickle
+        except Exception as error:  # the template's own exception types, which a caller may be unable to unpickle
             raise ValueError(f"the model's chat template refuses the messages or tools: {error!r}") from None
         tokens = list(found["input_ids"])
     else:

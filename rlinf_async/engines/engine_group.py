@@ -1,4 +1,4 @@
-"""``EngineGroup``: inference engines as one group of workers, which any request may go to."""
+"""``EngineGroup``: a group of workers that run inference engines, any of which may serve a request."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from rlinf_async.engines.openai_server import OpenAIServer
 
 _PRELOADS: Final = {"vllm": ("vllm",), "transformers": ("transformers",), "http": ()}
-# Requests that one engine may have at once: what a scheduler of vLLM's takes into its batch by default.
+# Maximum number of concurrent requests per engine: the default batch size of vLLM's scheduler.
 _IN_FLIGHT: Final = 256
 
 
 class EngineGroup:
     """Engines that sample from a language model, one for each rank of a worker group.
 
-    A request goes to the live engine with the fewest open ones.  When an engine dies or hangs, its requests go on at
-    another, each once, behind the tokens that it had sampled.
+    A request goes to the live engine with the fewest open requests. When an engine dies or hangs, another engine
+    continues its requests, each at most once, after the tokens that have already been sampled.
 
     Example:
         llm = await EngineGroup("vllm", model=path, max_model_len=2048).launch(
@@ -36,9 +36,9 @@ class EngineGroup:
             print(completion.index, completion.text, completion.versions)
 
     Args:
-        kind: ``"vllm"``, ``"transformers"``, or ``"http"``, vLLM's own server.
-        model: path of the model and its tokenizer, in the format of Hugging Face.
-        options: of the engine's own: those of vLLM's ``AsyncEngineArgs``, of its server's command line, or of
+        kind: ``"vllm"``, ``"transformers"``, or ``"http"`` for vLLM's own server.
+        model: path of the model and its tokenizer, in Hugging Face's format.
+        options: the engine's own options, as for vLLM's ``AsyncEngineArgs``, its server's command line, or
             transformers' ``from_pretrained``.
 
     Raises:
@@ -74,25 +74,26 @@ class EngineGroup:
         weights_timeout: float = 600.0,
         **launch_options: Any,
     ) -> EngineGroup:
-        """Start one engine per rank; ``await`` it until all are ready.
+        """Start one engine per rank; ``await`` the group until all engines are ready.
 
         Args:
-            cluster, placement, name: as those of ``GroupSpec.launch``.
-            follow: the group, or (group, rank), that publishes the weights.  Engines begin with the weights of the
-                model's path, version 0, and load version 1 as soon as it is there.
-            weights: the name that they are published under.
-            on_update: what becomes of open requests when a version is loaded: ``"keep"``, ``"wait"`` or ``"abort"``;
-                see ``EngineSettings``.  None: ``"keep"`` with vLLM, ``"wait"`` with the other kinds.
-            verify: ``"sha256"``: each version's digests are compared with the trainer's.
-            stall_timeout: seconds without a token after which an engine with open requests counts as hung; an update
-                that takes longer counts, too.
-            in_flight: requests that one engine has at once; others wait in the caller.
-            weights_timeout: seconds to wait for version 1 and for announced versions.
-            launch_options: others of ``GroupSpec.launch``, such as ``restart="rank"``, ``env=`` or ``preload=``.
+            cluster, placement, name: same as for ``GroupSpec.launch``.
+            follow: the group, or (group, rank), that publishes the weights. Engines start with the weights from the
+                model's path, version 0, and load version 1 as soon as it is available.
+            weights: the name under which the weights are published.
+            on_update: how open requests are handled when a version is loaded: ``"keep"``, ``"wait"`` or ``"abort"``;
+                see ``EngineSettings``. None means ``"keep"`` with vLLM, and ``"wait"`` with the other kinds.
+            verify: ``"sha256"`` compares each version's digests with the trainer's.
+            stall_timeout: seconds without a token after which an engine with open requests is considered hung, even
+                during an update.
+            in_flight: maximum number of concurrent requests per engine; further requests wait in the caller.
+            weights_timeout: seconds to wait for version 1, and for each announced version.
+            launch_options: further options of ``GroupSpec.launch``, such as ``restart="rank"``, ``env=`` or
+                ``preload=``.
 
         Raises:
-            ConfigError: ``on_update`` is none of the three.
-            RuntimeError: this group was launched before.
+            ConfigError: ``on_update`` is not one of the three values.
+            RuntimeError: this group has already been launched.
         """
         if self._group is not None:
             raise RuntimeError(f"{self!r} was launched before: make another EngineGroup")
@@ -115,15 +116,15 @@ class EngineGroup:
 
     @property
     def model(self) -> str:
-        """The model's path."""
+        """Path of the model."""
         return self._model
 
     @property
     def workers(self) -> WorkerGroup[EngineWorker]:
-        """The group of workers.
+        """The worker group that runs the engines.
 
         Raises:
-            RuntimeError: it was not launched.
+            RuntimeError: the group has not been launched.
         """
         if self._group is None:
             raise RuntimeError(f"{self!r}: call launch(cluster, ...) first")
@@ -133,13 +134,13 @@ class EngineGroup:
         """Wait until all engines are ready.
 
         Raises:
-            Exception: an engine did not start; the text has its last words.
+            Exception: an engine failed to start; the text has its last output.
         """
         yield from self.workers.__await__()
         return self
 
     def wait_ready(self, timeout: float | None = None) -> EngineGroup:
-        """Block until all engines are ready, as ``await`` waits in a coroutine."""
+        """Block until all engines are ready; a coroutine uses ``await`` instead."""
         self.workers.wait_ready(timeout)
         return self
 
@@ -151,14 +152,15 @@ class EngineGroup:
         await self.workers.__aexit__(*exc_info)
 
     def close(self) -> Any:
-        """End the engines, as ``WorkerGroup.close``."""
+        """Shut down the engines, as ``WorkerGroup.close`` does."""
         return self.workers.close()
 
     # -- generation ---------------------------------------------------------------------------------------------
 
     def _pool(self, key: Hashable) -> AnyRank:
         stall = None if self._stall_timeout is None else 2 * self._stall_timeout
-        # A rank whose engine hangs tells so itself, after stall_timeout; twice that is for one that is stopped itself.
+        # A rank whose engine hangs reports it after stall_timeout. Wait twice as long for a rank that may itself be
+        # frozen.
         return self.workers.any(in_flight=self._in_flight, key=key, stall_timeout=stall)
 
     async def stream(self, prompt: Request | Prompt, *, key: Hashable = None, **sampling: Any) -> AsyncIterator[Chunk]:
@@ -166,13 +168,14 @@ class EngineGroup:
 
         Args:
             prompt: a ``Request``, or its prompt.
-            key: of a conversation: its requests go to one engine as long as that lives, which has their prefix cached.
-            sampling: attributes of ``Request``.
+            key: key of a conversation, whose requests all go to one engine while it is alive, because it has cached
+                their prefix.
+            sampling: attributes of ``Request`` by name.
 
         Raises:
             TypeError: there is no such sampling parameter.
-            ValueError: a value is out of its bounds, or the model cannot take the request.
-            WorkerDied, DeadlineExceeded: the engine was lost, and so was the one after it.
+            ValueError: a value is out of bounds, or the model cannot handle the request.
+            WorkerDied, DeadlineExceeded: the engine was lost, and so was the engine that took over.
         """
         request = Request.of(prompt, {"chunk_tokens": 1} | sampling)
         stream = self._pool(key).stream(request)
@@ -183,7 +186,7 @@ class EngineGroup:
             await stream.aclose()
 
     async def complete(self, prompt: Request | Prompt, *, key: Hashable = None, **sampling: Any) -> Completion:
-        """Return one completion; arguments and errors as those of ``stream``."""
+        """Return one completion; takes the same arguments and raises the same errors as ``stream``."""
         completion = Completion()
         async for chunk in self._pool(key).stream(Request.of(prompt, sampling)):
             completion.add(chunk)
@@ -194,10 +197,10 @@ class EngineGroup:
     async def generate(
         self, prompts: Iterable[Request | Prompt], *, key: Hashable = None, **sampling: Any
     ) -> AsyncIterator[Completion]:
-        """Yield the completions of many prompts, each as soon as it is there; ``index`` says whose it is.
+        """Yield the completions of many prompts as they finish; ``index`` identifies the prompt.
 
-        A loop that is left early ends the requests that are still open.  Arguments and errors as those of ``stream``;
-        the first error ends all.
+        Leaving the loop early ends the open requests. Arguments and errors are the same as for ``stream``; the first
+        error ends all requests.
         """
         requests = [Request.of(prompt, sampling) for prompt in prompts]
         finished: asyncio.Queue[asyncio.Task[Completion]] = asyncio.Queue()
@@ -227,7 +230,7 @@ class EngineGroup:
         tool_parser: ToolParser | None = parse_tool_calls,
         keep_turns: int = 10_000,
     ) -> OpenAIServer:
-        """Return a server of OpenAI's HTTP interface over these engines, which any agent can ask.
+        """Return a server that offers these engines to any agent through OpenAI's HTTP interface.
 
         Example:
             async with llm.openai_server(token="secret") as api:
@@ -238,14 +241,15 @@ class EngineGroup:
                     print(turn.completion.prompt_tokens, turn.completion.tokens, turn.completion.versions)
 
         Args:
-            uds: path of a UNIX socket, which only this user can reach; the server makes and removes it.
-            host, port: address, where ``uds`` is None; port 0: a free one.
-            token: that clients send as their API key.  None: without, for a socket or machine that others cannot reach.
-            tool_parser: finds the model's calls of tools in the text of a completion, where a request has ``tools``:
-                returns the text without them, and the calls, as names and arguments in JSON.  The default reads
-                ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, the format of Hermes and Qwen.  None:
-                calls remain text.
-            keep_turns: turns that the server keeps until they are taken; the oldest are dropped for further ones.
+            uds: path of a UNIX socket that only this user can reach; the server creates and removes it.
+            host, port: address to listen on if ``uds`` is None; port 0 chooses a free port.
+            token: the API key that clients must send; None for no key, on a socket or machine that others cannot reach.
+            tool_parser: finds the model's tool calls in a completion's text if the request has ``tools``. Returns the
+                text without the calls, and the calls as names and JSON arguments. The default reads
+                ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, the format of Hermes and Qwen. None leaves
+                calls in the text.
+            keep_turns: maximum number of turns that the server keeps until they are taken; beyond it, the oldest are
+                dropped.
 
         Raises:
             ImportError: FastAPI or uvicorn is not installed.
@@ -259,13 +263,13 @@ class EngineGroup:
     # -- facts --------------------------------------------------------------------------------------------------
 
     async def versions(self) -> list[int]:
-        """Return the version of the weights of each engine, by rank."""
+        """Return each engine's version of the weights, in rank order."""
         return list(await self.workers.call(EngineWorker.version))
 
     async def checksums(self) -> list[dict[str, str]]:
-        """Return the SHA-256 of each tensor that was loaded last, by rank; needs ``verify="sha256"``."""
+        """Return each engine's ``Engine.checksums``, in rank order; requires ``verify="sha256"``."""
         return list(await self.workers.call(EngineWorker.checksums))
 
     async def stats(self) -> list[dict[str, float]]:
-        """Return figures of each engine, by rank; see ``Engine.stats``."""
+        """Return each engine's statistics, in rank order; see ``Engine.stats``."""
         return list(await self.workers.call(EngineWorker.stats))

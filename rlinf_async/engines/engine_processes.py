@@ -1,4 +1,4 @@
-"""``EngineProcesses``: processes that an engine has started, watched by pidfd: the first end is told with its cause."""
+"""``EngineProcesses``: watches the processes of an engine by pidfd, and reports the first exit with its cause."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _STATES: Final = {"R": "runs", "S": "sleeps", "D": "waits for IO", "T": "is stop
 
 
 class EngineProcesses:
-    """Processes of one engine.  None of them may end before ``close``."""
+    """The processes of one engine, none of which may exit before ``close``."""
 
     def __init__(self, owner: str) -> None:
-        """Make it on the loop that waits for ``ended``."""
+        """Create the object on the loop that will wait for ``ended``."""
         self._owner = owner
         self._names: dict[int, str] = {}
         self._fds: dict[int, int] = {}
@@ -26,7 +26,7 @@ class EngineProcesses:
         return f"<EngineProcesses of {self._owner}: {self.describe()}>"
 
     def add(self, pid: int, name: str) -> None:
-        """Watch a process; one that is watched already keeps its name."""
+        """Watch a process; a process that is already watched keeps its name."""
         if pid in self._names:
             return
         self._names[pid] = name
@@ -38,25 +38,25 @@ class EngineProcesses:
             self._loop.add_reader(fd, self._note, pid, fd)
 
     async def ended(self) -> None:
-        """Wait until one of them ends.
+        """Wait until one of the processes exits.
 
         Raises:
-            RuntimeError: one has ended; the text says which and how.
+            RuntimeError: a process has exited; the text says which one and how.
         """
         raise RuntimeError(await asyncio.shield(self._ended))
 
     def describe(self) -> str:
-        """Return each process with its state, in words."""
+        """Return a text that lists each process and its state."""
         return ", ".join(f"{name} (pid {pid}) {_state_of(pid)}" for pid, name in self._names.items())
 
     def kill(self) -> None:
-        """Kill those that have not ended."""
+        """Kill the processes that have not exited."""
         for fd in self._fds.values():
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, signal.SIGKILL)
 
     def close(self) -> None:
-        """Watch nothing any more. Idempotent."""
+        """Stop watching the processes. Idempotent."""
         for fd in self._fds.values():
             self._loop.remove_reader(fd)
             os.close(fd)
@@ -64,13 +64,13 @@ class EngineProcesses:
 
     def _note(self, pid: int, fd: int | None) -> None:
         if fd is not None:
-            self._loop.remove_reader(fd)  # it stays readable
+            self._loop.remove_reader(fd)  # the pidfd stays readable
         if not self._ended.done():
             self._ended.set_result(f"{self._names[pid]} (pid {pid}) of {self._owner} {_end_of(fd)}")
 
 
 def _end_of(fd: int | None) -> str:
-    # A process that this one has not started itself has no exit status here.
+    # The exit status is available only for this process's own children.
     with contextlib.suppress(OSError, ValueError):
         if fd is not None and (end := os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
             if end.si_code == os.CLD_EXITED:

@@ -1,4 +1,4 @@
-"""``EngineWorker``: one rank of an engine group, which owns an engine and ends with it."""
+"""``EngineWorker``: a rank of an engine group, which owns an engine and exits with it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rlinf_async.worker import Worker
 
 
 class EngineWorker(Worker):
-    """Starts its engine in the constructor, so that a group is ready once all of its engines are.
+    """A worker that starts its engine in the constructor, so that a group is ready once all its engines are.
 
-    When the engine dies or hangs, this rank ends with the reason as its verdict; ``restart="rank"`` starts both again.
+    When the engine dies or hangs, this rank exits with the reason as its verdict; ``restart="rank"`` restarts both.
     """
 
     def __init__(self, kind: str, settings: EngineSettings) -> None:
@@ -31,7 +31,8 @@ class EngineWorker(Worker):
         check_model(settings.model)
         self._settings = settings
         self._engine = implementation(settings, self._worker_name)
-        # A full collection would visit every object of the engine's libraries: with vLLM no token passes for 0.3 s.
+        # A full collection would visit every object of the engine's libraries; with vLLM, it would delay tokens by 0.3
+        # s.
         gc.collect()
         gc.freeze()
         self.background(self._engine.serve())
@@ -41,11 +42,12 @@ class EngineWorker(Worker):
         """Yield the chunks of one completion.
 
         Args:
-            resume: chunks that a rank has sampled that was lost since; generation goes on behind them, unless every
-                token must be of one version (``on_update="wait"`` or ``"abort"``) and theirs is another one.
+            resume: chunks that another rank sampled before it was lost. Generation continues after them, unless all
+                tokens must come from one version (``on_update="wait"`` or ``"abort"``) and the chunks come from another
+                version.
 
         Raises:
-            ValueError: the model cannot take this request.
+            ValueError: the model cannot handle this request.
         """
         if resume and resume[-1].finish_reason is not None:  # only the stream's end was lost
             return
@@ -58,7 +60,8 @@ class EngineWorker(Worker):
         waiting: Chunk | None = None
         async with contextlib.aclosing(chunks):  # type: ignore[type-var]
             async for chunk in chunks:
-                # vLLM gives the first token at once, and a message for it would cost as much as one for all others.
+                # vLLM yields the first token immediately, and a message for it alone would cost as much as a message
+                # for all the others.
                 waiting = (waiting and waiting.extended(chunk)) or chunk
                 if waiting.finish_reason is not None or len(waiting.tokens) >= request.chunk_tokens:
                     yield waiting
@@ -69,30 +72,30 @@ class EngineWorker(Worker):
         return encode_prompt(self._engine.tokenizer, request)
 
     async def pause(self) -> None:
-        """Sample no more tokens until ``resume``."""
+        """Stop sampling tokens until ``resume`` is called."""
         await self._engine.pause()
 
     async def resume(self) -> None:
-        """Sample tokens again."""
+        """Start sampling tokens again."""
         await self._engine.resume()
 
     async def version(self) -> int:
-        """Return the version of the trainer's weights that tokens are sampled with; 0 before the first."""
+        """Return the version of the trainer's weights used for sampling; 0 before the first version."""
         return self._engine.version
 
     async def checksums(self) -> dict[str, str]:
-        """Return the SHA-256 of each tensor that was loaded last, by the trainer's name for it."""
+        """Return a dict that maps the trainer's name of each tensor to the SHA-256 of its last loaded content."""
         trainer = self._settings.trainer
         if trainer is None or trainer.verify != "sha256":
             raise ValueError("checksums() of an engine needs launch(follow=..., verify='sha256')")
         return await self._engine.checksums()
 
     async def stats(self) -> dict[str, float]:
-        """Return figures of the engine; see ``Engine.stats``."""
+        """Return the engine's statistics; see ``Engine.stats``."""
         return await self._engine.stats()
 
     async def settings(self) -> dict[str, object]:
-        """Return the settings that the engine was made of."""
+        """Return the settings with which the engine was created."""
         return dataclasses.asdict(self._settings)
 
     async def on_close(self) -> None:

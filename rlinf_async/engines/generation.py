@@ -1,4 +1,4 @@
-"""Requests to an engine, and the tokens that it samples: plain values without IO."""
+"""Requests to an engine, and the tokens that it samples, as plain values without IO."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ FinishReason: TypeAlias = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt and the way to sample from it.
+    """A prompt with its sampling parameters.
 
     Attributes:
         prompt: text, token ids, or messages of a chat (``[{"role": "user", "content": "…"}]``).
-        max_tokens: the most tokens that are sampled.
-        temperature: 0 takes the likeliest token each time; other temperatures are 0.01 or more.
-        top_p: probability mass of the likeliest tokens that are sampled from.
-        top_k: number of the likeliest tokens that are sampled from; 0 for all.
-        seed: makes the sampled tokens the same each time, for the same weights and batch.
+        max_tokens: maximum number of tokens to sample.
+        temperature: 0 always takes the likeliest token; other temperatures must be at least 0.01.
+        top_p: probability mass of the likeliest tokens to sample from.
+        top_k: number of the likeliest tokens to sample from; 0 for all.
+        seed: makes sampling reproducible for the same weights and batch.
         stop: texts that end the completion; they are not part of its text.
-        stop_token_ids: tokens that end it, beside the model's own end token.
-        ignore_eos: sample ``max_tokens`` tokens, whatever the model's end token.
-        tools: definitions for the chat template, in the format of OpenAI's API.
-        chat_template_kwargs: variables of the model's chat template, such as ``{"enable_thinking": False}`` of Qwen3.
-        engine_options: further options of the engine's own, such as ``{"min_p": 0.1}`` for vLLM.
-        chunk_tokens: tokens that one chunk of a stream has.  Shorter chunks come sooner and cost more messages.
+        stop_token_ids: tokens that end the completion, in addition to the model's own end token.
+        ignore_eos: continue to ``max_tokens`` tokens even after the model's end token.
+        tools: tool definitions for the chat template, in the format of OpenAI's API.
+        chat_template_kwargs: variables for the chat template, such as ``{"enable_thinking": False}`` for Qwen3.
+        engine_options: further options specific to the engine, such as ``{"min_p": 0.1}`` for vLLM.
+        chunk_tokens: number of tokens per chunk of a stream. Shorter chunks arrive sooner but need more messages.
     """
 
     prompt: Prompt
@@ -53,7 +53,7 @@ class Request:
     chunk_tokens: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("stop", "stop_token_ids", "tools"):  # lists from JSON
+        for name in ("stop", "stop_token_ids", "tools"):  # JSON yields lists
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         _check_whole("max_tokens", self.max_tokens, 1)
@@ -78,11 +78,11 @@ class Request:
 
     @classmethod
     def of(cls, prompt: Request | Prompt, sampling: Mapping[str, Any]) -> Request:
-        """Return a request of a prompt and keyword arguments, or a request with some of its values replaced.
+        """Build a request from a prompt and keyword arguments, or return a copy of a request with values replaced.
 
         Raises:
             TypeError: there is no such sampling parameter.
-            ValueError: a value is out of its bounds.
+            ValueError: a value is out of bounds.
         """
         known = cls.__dataclass_fields__.keys() - {"prompt"}
         for name in sampling.keys() - known:
@@ -95,18 +95,18 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens that an engine has sampled for one request since its last chunk.
+    """Tokens that an engine has sampled for one request since the previous chunk.
 
     Attributes:
-        start: position of the first of these tokens in the completion.  A chunk with an earlier position than the one
-            before takes the place of the tokens from there on: another rank has sampled them anew.
-        tokens: their ids.
-        log_probs: of each token, the logarithm of its probability in the model's own distribution, before temperature
-            and truncation.
-        versions: of each token, the version of the weights that it was sampled with; 0 for the model as loaded.
-        text: the text that these tokens add.
-        finish_reason: why the completion has ended: at an end token or stop text, or at ``max_tokens``; None before.
-        prompt_tokens: ids of the prompt's tokens; in the first chunk of a rank only.
+        start: position of the first token in the completion. If it lies before the end of the tokens received so far,
+            the chunk replaces all tokens from that position on, because they were sampled again.
+        tokens: ids of the tokens.
+        log_probs: log probability of each token in the model's own distribution, before temperature and truncation.
+        versions: version of the weights with which each token was sampled; 0 for the weights from the model's path.
+        text: text added by these tokens.
+        finish_reason: why the completion has ended: at an end token or stop text, or at ``max_tokens``; None until
+            then.
+        prompt_tokens: ids of the prompt's tokens; set only in a rank's first chunk.
     """
 
     start: int
@@ -118,7 +118,7 @@ class Chunk:
     prompt_tokens: list[int] | None = None
 
     def extended(self, after: Chunk) -> Chunk | None:
-        """Return this chunk and the next one as one; None where the next one does not begin behind this one."""
+        """Return this chunk joined with the next; None if the next chunk does not start where this one ends."""
         if after.start != self.start + len(self.tokens):
             return None
         return Chunk(
@@ -134,12 +134,12 @@ class Chunk:
 
 @dataclass(slots=True)
 class Completion:
-    """A prompt and all that was sampled for it.
+    """A prompt and everything sampled for it.
 
     Attributes:
-        index: position of the request among those that were given to ``generate``.
+        index: position of the prompt in the list passed to ``generate``.
         prompt_tokens: ids of the prompt's tokens.
-        tokens, log_probs, versions, text, finish_reason: as those of ``Chunk``.
+        tokens, log_probs, versions, text, finish_reason: same as for ``Chunk``.
     """
 
     index: int = 0
@@ -149,14 +149,14 @@ class Completion:
     versions: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None
-    # Lengths of tokens and text after each chunk.
+    # Lengths of ``tokens`` and ``text`` after each chunk.
     _ends: list[tuple[int, int]] = field(default_factory=list, repr=False)
 
     def add(self, chunk: Chunk) -> None:
-        """Append a chunk, after the tokens that it replaces are dropped.
+        """Append a chunk; first drop the tokens that it replaces.
 
         Raises:
-            ValueError: tokens between the last chunk and this one are missing, or the chunk is malformed.
+            ValueError: tokens are missing between the previous chunk and this one, or the chunk is malformed.
         """
         if not len(chunk.tokens) == len(chunk.log_probs) == len(chunk.versions):
             raise ValueError(
@@ -180,10 +180,10 @@ class Completion:
 
 
 def spread_versions(spans: Sequence[tuple[int, int]], first: int, count: int) -> list[int]:
-    """Return the version of each of ``count`` tokens from position ``first`` on.
+    """Return the versions of the ``count`` tokens starting at position ``first``.
 
     Args:
-        spans: (version, position of its first token), by position.
+        spans: pairs of a version and the position of its first token, sorted by position.
     """
     versions = []
     span = -1

@@ -1,4 +1,4 @@
-"""``HttpEngine``: vLLM's own server, a child of the rank, by its HTTP interface."""
+"""``HttpEngine``: vLLM's own server, run as a child process of the rank and used over its HTTP interface."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _OWN_OPTIONS: Final = (
     *("model", "uds", "host", "port", "api_key"),
     *("weight_transfer_config", "worker_extension_cls"),
 )
-# Seconds between two looks whether a server that starts listens by now: it tells nobody.
+# Seconds between checks whether a starting server listens yet; vLLM sends no notification.
 _LISTENS_S: Final = 0.1
 
 
 class HttpEngine(VllmBacked):
-    """vLLM's server on a UNIX socket in the folder of the run, which only the run's user can enter.
+    """An engine that runs vLLM's server on a UNIX socket in the run's folder, which only the run's user can enter.
 
-    Every token of a completion is of one version.  Options are those of the server's command line, with underscores:
-    ``max_model_len=2048`` is ``--max-model-len 2048``.
+    All tokens of a completion come from one version. The options are the server's command-line options, with
+    underscores: ``max_model_len=2048`` stands for ``--max-model-len 2048``.
     """
 
     supported_updates: tuple[OnUpdate, ...] = ("wait", "abort")
@@ -56,13 +56,13 @@ class HttpEngine(VllmBacked):
         self._socket = Path(os.environ["RLINF_PARENT_SOCKET"]).with_name(f"engine-{os.getpid()}")
         self._server = subprocess.Popen(
             [sys.executable, "-m", _SERVER, *self._arguments()],
-            env={**os.environ, "VLLM_SERVER_DEV_MODE": "1"},  # has the server take weights
+            env={**os.environ, "VLLM_SERVER_DEV_MODE": "1"},  # makes the server accept weights
             stdin=subprocess.DEVNULL,
         )
         self._sampling_options, self._longest = self._wait_ready()
         self._client = httpx.AsyncClient(
-            # A connection for each request: the server closes those that were idle for some seconds, and a request that
-            # takes one at that moment fails. Connecting to a UNIX socket costs microseconds.
+            # Use a new connection for each request: the server closes connections after some idle seconds, and a
+            # request that reuses one at that moment would fail. Connecting to a UNIX socket costs microseconds.
             transport=httpx.AsyncHTTPTransport(
                 uds=str(self._socket), limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)
             ),
@@ -90,7 +90,7 @@ class HttpEngine(VllmBacked):
         )
 
     def _wait_ready(self) -> tuple[set[str], int]:
-        # Block until the server listens. Return its sampling parameters' names, and the most tokens that it takes.
+        # Block until the server listens. Return the names of its sampling parameters and its token limit.
         fd = os.pidfd_open(self._server.pid)
         try:
             ends = select.poll()
@@ -167,7 +167,7 @@ class HttpEngine(VllmBacked):
         with self._progress.of_one() as note:
             while True:
                 await self._resumed.wait()
-                if self._version != prefix_version:  # every token is of one version: it begins anew
+                if self._version != prefix_version:  # all tokens must come from one version: start over
                     prefix = ()
                 if len(prefix) >= limit:
                     yield Chunk(len(prefix), [], [], [], finish_reason="length", prompt_tokens=list(prompt))
@@ -181,7 +181,7 @@ class HttpEngine(VllmBacked):
                         yield chunk
                 if finish is not None:
                     return
-                prefix = ()  # an update has aborted it
+                prefix = ()  # an update has aborted the request
 
     async def _generate_once(
         self, body: dict[str, Any], prompt: list[int], position: int, note: Callable[[], None]
@@ -191,7 +191,7 @@ class HttpEngine(VllmBacked):
         choices: asyncio.Queue[Any] = asyncio.Queue()
         reading = asyncio.get_running_loop().create_task(self._read(body, choices, note))
         reading.add_done_callback(choices.put_nowait)
-        # The update waits for what the server may still sample, not for whoever takes these chunks.
+        # An update waits until the server has finished sampling, but not for the consumer of these chunks.
         self._reading.add(reading)
         reading.add_done_callback(self._reading.discard)
         try:
@@ -209,7 +209,7 @@ class HttpEngine(VllmBacked):
             await asyncio.gather(reading, return_exceptions=True)
 
     async def _read(self, body: dict[str, Any], choices: asyncio.Queue[Any], note: Callable[[], None]) -> None:
-        # Put the choices of a stream's events into a queue.
+        # Put the choices from the response's events into a queue.
         try:
             async with self._client.stream("POST", "/v1/completions", json=body) as response:
                 if 400 <= response.status_code < 500:
@@ -247,7 +247,7 @@ class HttpEngine(VllmBacked):
             "temperature": request.temperature,
             "top_p": request.top_p,
             "top_k": request.top_k,
-            "min_p": 0.0,  # these two are told, because the model's generation_config.json may have others
+            "min_p": 0.0,  # always send these, because the model's generation_config.json may differ
             "repetition_penalty": 1.0,
             "seed": request.seed,
             "stop": list(request.stop),
@@ -271,7 +271,7 @@ class HttpEngine(VllmBacked):
 
 
 def command_line(options: Mapping[str, Any]) -> list[str]:
-    """Return options as words of a command line: ``max_model_len=2`` is ``--max-model-len 2``; a dict is JSON."""
+    """Convert options to command-line words: ``max_model_len=2`` becomes ``--max-model-len 2``, a dict becomes JSON."""
     words: list[str] = []
     for name, value in options.items():
         flag = name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""``Answer``: a response of OpenAI's HTTP interface in the making, and its forms in JSON."""
+"""``Answer``: collects the chunks of a response of OpenAI's HTTP interface, and converts them to JSON."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rlinf_async.errors import ClosedError
 
 
 class Answer:
-    """The choices of one response, as a whole or as the parts of a stream.
+    """The choices of one response, returned as a whole or in the parts of a stream.
 
     Args:
-        body: of the request, without fields that are null.
-        parser: None: calls of tools remain text.
+        body: body of the request, without null fields.
+        parser: parser of tool calls; None leaves them in the text.
 
     Raises:
-        ValueError, TypeError: a field is malformed, or out of its bounds.
+        ValueError, TypeError: a field is malformed or out of bounds.
     """
 
     def __init__(self, body: Mapping[str, Any], is_chat: bool, model: str, parser: ToolParser | None) -> None:
@@ -34,7 +34,7 @@ class Answer:
         self._parser = parser if is_chat and body.get("tools") and body.get("tool_choice") != "none" else None
         self._kind = "chat.completion" if is_chat else "text_completion"
         self._facts = {"id": self.id, "created": int(time.time()), "model": model}
-        # Tokens and characters of each choice that the stream has.
+        # Maps each choice's index to the numbers of its tokens and characters already sent in the stream.
         self._told: dict[int, tuple[int, int]] = {}
 
     def add(self, index: int, chunk: Chunk) -> None:
@@ -62,10 +62,10 @@ class Answer:
         return {**self._facts, "object": self._kind, "choices": choices, "usage": self._usage()}
 
     def part(self, index: int, chunk: Chunk) -> dict[str, Any]:
-        """Return a stream's part of a chunk that was added.
+        """Return the stream's part for a chunk that has been added.
 
         Raises:
-            ClosedError: the chunk takes the place of one that the stream has.
+            ClosedError: the chunk replaces tokens that were already sent in the stream.
         """
         tokens, characters = self._told.get(index, (0, 0))
         if chunk.start < tokens:
@@ -73,7 +73,7 @@ class Answer:
         text, calls = self.choices[index].text, list[dict[str, Any]]()
         if chunk.finish_reason is not None:
             text, calls = self._parse(text)
-        elif self._parser is not None:  # in other formats than the default's, a call may begin with any text
+        elif self._parser is not None:  # in a custom format, a call may begin with any text
             text = text[: settled_length(text) if self._parser is parse_tool_calls else 0]
         choice = self._choice(index, chunk, bool(calls))
         if self._is_chat:
@@ -90,7 +90,7 @@ class Answer:
         return self._part([choice])
 
     def usage_part(self) -> dict[str, Any] | None:
-        """Return the last part of a stream that asks for its usage."""
+        """Return the last part of a stream, with token counts; None if the client did not request them."""
         is_asked_for = self.body.get("stream_options", {}).get("include_usage")
         return self._part([]) | {"usage": self._usage()} if is_asked_for else None
 
@@ -130,7 +130,7 @@ class Answer:
         }
 
     def _usage(self) -> dict[str, int]:
-        # The choices of one prompt stand together, and its tokens count once.
+        # The choices of one prompt are adjacent, so count its tokens only at every n-th choice.
         prompt = sum(len(each.prompt_tokens) for each in self.choices[:: self.body.get("n", 1)])
         sampled = sum(len(each.tokens) for each in self.choices)
         return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

@@ -1,4 +1,4 @@
-"""Bodies of OpenAI's HTTP interface, read as requests to an engine."""
+"""Converts request bodies of OpenAI's HTTP interface to requests for an engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from rlinf_async.engines.generation import Prompt, Request
 
-# Tokens of a chat's completion that names no limit: engines end it where the model takes no more.
+# Token limit for a chat completion without a limit of its own; engines end it at the model's maximum length.
 _WHOLE_CONTEXT: Final = 1 << 20
 _MOST_CHOICES: Final = 1024
 
@@ -35,13 +35,13 @@ _TYPE_NAMES: Final = {bool: "true or false", int: "a whole number", dict: "an ob
 
 
 def read_requests(body: Mapping[str, Any], *, is_chat: bool) -> list[Request]:
-    """Return a request for each choice of the answer: ``n`` of each prompt.
+    """Return one request per choice of the answer: ``n`` for each prompt.
 
     Args:
-        body: without fields that are null.
+        body: body of the HTTP request, without null fields.
 
     Raises:
-        ValueError, TypeError: a field is malformed, or out of its bounds.
+        ValueError, TypeError: a field is malformed or out of bounds.
     """
     for name, types in _TYPES.items():
         if name in body and type(body[name]) not in types:
@@ -94,7 +94,8 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    # Chat templates take what models write: a text, and arguments of calls as objects. Clients send null and JSON.
+    # Chat templates expect the content as a text, and the arguments of tool calls as objects; clients may send null and
+    # JSON strings.
     read = {name: value for name, value in message.items() if value is not None}
     read["content"] = _text_of(read.get("content", ""))
     if "tool_calls" in read:

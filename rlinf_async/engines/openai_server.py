@@ -1,4 +1,4 @@
-"""``OpenAIServer``: an engine group behind OpenAI's HTTP interface, which keeps what it has sampled for training."""
+"""``OpenAIServer``: offers an engine group through OpenAI's HTTP interface, and keeps its samples for training."""
 
 from __future__ import annotations
 
@@ -42,13 +42,14 @@ CONVERSATION_HEADER: Final = "x-conversation-id"
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One choice of a complete response: a completion, and the request that it answers.
+    """One choice of a complete response: the completion and the request that it answers.
 
     Attributes:
-        id: of the response, as its ``id``; choices of one response share it.
-        conversation: its header ``x-conversation-id``, or its ``user``; None without both.
-        request: prompt, as text, tokens or messages, and sampling parameters.
-        completion: prompt tokens, sampled tokens, their log probabilities and versions; ``index`` is the choice's.
+        id: id of the response, shared by all its choices.
+        conversation: the request's ``x-conversation-id`` header, or else its ``user`` field; None if it has neither.
+        request: prompt (text, tokens or messages) and sampling parameters.
+        completion: prompt tokens, and sampled tokens with log probabilities and versions; ``index`` is the choice's
+            index.
     """
 
     id: str
@@ -58,7 +59,7 @@ class Turn:
 
 
 class _Group(Protocol):
-    # An ``EngineGroup``, as far as the server needs it.
+    # The part of ``EngineGroup`` that the server uses.
 
     @property
     def model(self) -> str: ...
@@ -67,18 +68,18 @@ class _Group(Protocol):
 
 
 class OpenAIServer:
-    """Chat completions, completions and models of OpenAI's interface over an engine group; enter it by ``async with``.
+    """A server for OpenAI's chat completions, completions and models over an engine group; use it with ``async with``.
 
-    Choices have further fields: ``token_ids``, ``prompt_token_ids``, ``log_probs`` and ``weight_versions``.  In
-    OpenAI's own ``logprobs`` a token is named ``token_id:7``, because texts of tokens are not unique.
+    Choices have additional fields: ``token_ids``, ``prompt_token_ids``, ``log_probs`` and ``weight_versions``. In
+    OpenAI's own ``logprobs`` field a token is named ``token_id:7``, because the texts of tokens are not unique.
 
     Attributes:
-        base_url: for a client, ``http://127.0.0.1:40001/v1``.
-        token: that clients send as their API key; None: anyone who reaches the server may ask it.
-        uds: path of its UNIX socket; None where it listens on an address.
-        model: the name that clients ask for.
-        turns: the turns of complete responses that nobody has taken, in the order of their ends.
-        dropped_turns: number of turns that ``turns`` had no room for.
+        base_url: base URL for clients, such as ``http://127.0.0.1:40001/v1``.
+        token: the API key that clients must send; None lets anyone who can reach the server use it.
+        uds: path of the UNIX socket; None if the server listens on an address.
+        model: the model name that clients use.
+        turns: turns of complete responses that have not been taken, in the order of completion.
+        dropped_turns: number of turns dropped because ``turns`` was full.
     """
 
     def __init__(
@@ -113,10 +114,10 @@ class OpenAIServer:
 
     @property
     def base_url(self) -> str:
-        """The address for clients; with a UNIX socket, any host name does.
+        """Base URL for clients; with a UNIX socket, the host name is arbitrary.
 
         Raises:
-            RuntimeError: the server is not entered.
+            RuntimeError: the server has not been entered.
         """
         if self._socket is None:
             raise RuntimeError(f"{self!r}: enter it by `async with`")
@@ -126,10 +127,10 @@ class OpenAIServer:
         return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
 
     async def take(self, count: int = 1) -> list[Turn]:
-        """Wait until ``count`` turns are there; remove and return the oldest.
+        """Wait until ``count`` turns are available; remove and return the oldest ones.
 
         Raises:
-            ValueError: the server does not keep so many.
+            ValueError: the server never keeps that many turns.
         """
         assert self.turns.maxlen is not None
         if count > self.turns.maxlen:
@@ -140,7 +141,7 @@ class OpenAIServer:
         return [self.turns.popleft() for _ in range(count)]
 
     def take_conversation(self, conversation: str) -> list[Turn]:
-        """Remove and return the turns of one conversation, the oldest first."""
+        """Remove and return the turns of one conversation, oldest first."""
         taken = [turn for turn in self.turns if turn.conversation == conversation]
         kept = [turn for turn in self.turns if turn.conversation != conversation]
         self.turns.clear()
@@ -242,7 +243,7 @@ class OpenAIServer:
             answer = Answer(body, is_chat, self.model, self._tool_parser)
             conversation = raw.headers.get(CONVERSATION_HEADER) or body.get("user")
             events = self._sample(raw, answer, conversation)
-            first = await anext(events)  # a request that is refused is known by now, and gets a status of its own
+            first = await anext(events)  # a rejected request raises here, while its HTTP status can still be set
             if body.get("stream"):
                 return StreamingResponse(_stream(answer, first, events), media_type="text/event-stream")
             async for _ in events:
@@ -254,8 +255,8 @@ class OpenAIServer:
     async def _sample(
         self, raw: fastapi.Request, answer: Answer, conversation: str | None
     ) -> AsyncIterator[tuple[int, Chunk]]:
-        # Yield chunks of all choices, as they come, and record the turns before the last one: a client that has it may
-        # take them at once. End the requests when the client leaves.
+        # Yield the chunks of all choices as they arrive. Record the turns before yielding the last chunk, because the
+        # client may take them as soon as it has that chunk. End the requests when the client disconnects.
         events: asyncio.Queue[Any] = asyncio.Queue()
 
         async def sample(index: int, request: Request) -> None:
@@ -311,7 +312,7 @@ def _bind_path(path: str) -> socket.socket:
         asking.setblocking(False)
         if stat.S_ISSOCK(Path(path).stat().st_mode) and asking.connect_ex(path) == errno.ECONNREFUSED:
             Path(path).unlink()  # left by a process that was killed
-    before = os.umask(0o077)  # no other user may connect, not even for a moment
+    before = os.umask(0o077)  # no other user may ever connect, not even briefly
     try:
         return _bound(socket.AF_UNIX, path)
     finally:
@@ -341,7 +342,7 @@ async def _read_body(raw: fastapi.Request) -> dict[str, Any]:
 
 
 class _Server(uvicorn.Server):
-    # A server beside other things in a process: it takes no signals.
+    # A server that installs no signal handlers, because it shares its process with other code.
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -359,7 +360,7 @@ class _Server(uvicorn.Server):
 async def _stream(
     answer: Answer, first: tuple[int, Chunk], events: AsyncIterator[tuple[int, Chunk]]
 ) -> AsyncIterator[str]:
-    # Yield server-sent events: a chunk of a choice each; at last the usage, where it was asked for, and an end.
+    # Yield server-sent events: one per chunk of a choice, then the usage if requested, then the end mark.
     async with contextlib.aclosing(events):  # type: ignore[type-var]
         try:
             yield _event(answer.part(*first))
@@ -380,7 +381,8 @@ def _event(content: Any) -> str:
 
 
 def _as_http(error: Exception) -> HTTPException:
-    # Return an error of sampling with its status: 400 by the request, 503 without an engine, 500 by an engine.
+    # Return the HTTP error for a sampling error: 400 if the request is at fault, 503 if no engine is available, 500 if
+    # an engine failed.
     if isinstance(error, HTTPException):
         return error
     if isinstance(error, PeerLost | ClosedError | DeadlineExceeded):

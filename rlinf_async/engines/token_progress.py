@@ -1,4 +1,4 @@
-"""``TokenProgress``: when an engine has last given a token, and whether that is too long ago."""
+"""``TokenProgress``: tracks when an engine last produced a token, and detects stalls."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rlinf_async._core import clock
 
 
 class TokenProgress:
-    """Open requests of an engine, and the time since one of them has got a token.
+    """The number of an engine's open requests, and the time since any of them received a token.
 
     Attributes:
-        open: number of requests that are under way.
+        open: number of open requests.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class TokenProgress:
 
     @contextlib.contextmanager
     def of_one(self) -> Iterator[Callable[[], None]]:
-        """Count a request; the function that is given notes a token."""
+        """Context manager: counts one open request; yields a function to call for each of its tokens."""
         if not self.open:
             self._restart()
         self.open += 1
@@ -38,12 +38,12 @@ class TokenProgress:
         self._since = clock.monotonic()
 
     def pause(self) -> None:
-        """Stop the clock: the engine samples nothing on purpose."""
+        """Stop the clock while the engine deliberately samples nothing."""
         self._pauses += 1
         self._changed.set()
 
     def resume(self) -> None:
-        """Start the clock again, after as many calls as of ``pause``."""
+        """Restart the clock once every ``pause`` has been undone."""
         self._pauses = max(0, self._pauses - 1)
         self._restart()
 
@@ -52,7 +52,7 @@ class TokenProgress:
         self._changed.set()
 
     async def stalled(self, limit_s: float) -> None:
-        """Wait until open requests have got no token for so many seconds from now on."""
+        """Wait until open requests have received no token for ``limit_s`` seconds, counted from now at the earliest."""
         self._restart()
         while True:
             self._changed.clear()

@@ -1,4 +1,4 @@
-"""Calls of tools in a model's text, as models of the Hermes and Qwen families write them."""
+"""Parser of tool calls in a model's text, in the format of the Hermes and Qwen families."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 ToolParser: TypeAlias = Callable[[str], tuple[str, Sequence[tuple[str, str]]]]
-"""Returns a completion's text without its calls, and the calls: names, and arguments as JSON."""
+"""Function that returns a completion's text without its tool calls, and the calls as names and JSON arguments."""
 
 _BEGIN: Final = "<tool_call>"
-# A stop text may have ended the last call before its end mark.
+# The last call may lack its end mark because a stop text ended the completion first.
 _CALL: Final = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
 def parse_tool_calls(text: str) -> tuple[str, list[tuple[str, str]]]:
-    """Return the text around calls ``<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>``, and the calls.
+    """Split a text into calls, ``<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>``, and the rest.
 
-    A text with a malformed call comes back whole and without calls, so that the model's mistake remains visible.
+    Return the rest of the text, and the calls. A text with a malformed call is returned unchanged and without calls, so
+    that the model's mistake remains visible.
     """
     calls = []
     for body in _CALL.findall(text):
@@ -33,7 +34,7 @@ def parse_tool_calls(text: str) -> tuple[str, list[tuple[str, str]]]:
 
 
 def settled_length(text: str) -> int:
-    """Return how many characters of an unfinished text ``parse_tool_calls`` keeps, whatever comes behind them."""
+    """Return how many leading characters of an unfinished text ``parse_tool_calls`` will keep whatever follows."""
     end = text.find(_BEGIN)
     if end < 0:
         begun = next((count for count in range(len(_BEGIN) - 1, 0, -1) if text.endswith(_BEGIN[:count])), 0)

@@ -1,4 +1,4 @@
-"""``TransformersEngine``: a model of transformers in the rank's own process, for machines without vLLM."""
+"""``TransformersEngine``: runs a transformers model in the rank's own process, for machines without vLLM."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ except ModuleNotFoundError as error:
 logger = own_logger(__name__)
 
 _BATCH_SIZE: Final = 64
-# ``engine_options`` that only truncate the distribution, so that log probabilities stay those of the model.
+# Accepted ``engine_options``: they only truncate the distribution, so log probabilities remain the model's own.
 _SAMPLING_OPTIONS: Final = ("min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
-# A tokenizer's text for tokens that end within a character.
+# Character with which a tokenizer replaces an incomplete character at the end of the tokens.
 _UNFINISHED: Final = "\ufffd"
 
 
 class TransformersEngine(Engine):
-    """``AutoModelForCausalLM`` with a cache of keys and values, one batch after the other, in a thread.
+    """An engine that runs ``AutoModelForCausalLM`` with a key-value cache in a thread, one batch at a time.
 
-    A batch takes the waiting requests that sample in the same way.  Every token of a completion is of one version: a
-    version that arrives meanwhile is loaded behind the batch.  Options are those of ``from_pretrained``, and
-    ``batch_size``, the most requests of one batch.
+    A batch consists of waiting requests with the same sampling parameters. All tokens of a completion come from one
+    version: a version that arrives during a batch is loaded after it. The options are those of ``from_pretrained``, and
+    ``batch_size``, the maximum number of requests per batch.
     """
 
     supported_updates: tuple[OnUpdate, ...] = ("wait",)
@@ -71,7 +71,7 @@ class TransformersEngine(Engine):
         self._model = model.eval().requires_grad_(False)
         ends = model.generation_config.eos_token_id
         self._end_tokens = {self._tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
-        # A checkpoint may bring penalties and truncations of its own, which requests have not asked for.
+        # Drop the checkpoint's own generation settings, such as penalties, which the requests did not ask for.
         model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
         text_config = model.config.get_text_config()
         self._longest: int | None = getattr(text_config, "max_position_embeddings", None)
@@ -82,7 +82,7 @@ class TransformersEngine(Engine):
         self._waiting: list[_OpenRequest] = []
         self._batch: list[_OpenRequest] = []
         self._has_work = asyncio.Event()
-        self._turn = asyncio.Lock()  # held by the batch under way, and while the subscriber is exchanged
+        self._turn = asyncio.Lock()  # held while a batch runs, and while the subscriber is replaced
 
     @property
     def tokenizer(self) -> Any:
@@ -106,7 +106,8 @@ class TransformersEngine(Engine):
             async with subscriber:
                 try:
                     await link.opened.async_wait()
-                    # A batch that reads under the last subscriber's gate would not be seen by this one's.
+                    # Wait for the current batch: it holds the previous subscriber's reading gate, which the new
+                    # subscriber does not check before it loads.
                     async with self._turn:
                         self._subscriber = subscriber
                     link.send([messages.JOIN])
@@ -156,7 +157,7 @@ class TransformersEngine(Engine):
                     self._waiting.remove(mine)
 
     def _check(self, request: Request, prompt: Sequence[int]) -> int:
-        # Return the most tokens that fit behind a prompt.
+        # Return the maximum number of tokens that fit after a prompt.
         for option in request.engine_options:
             if option not in _SAMPLING_OPTIONS:
                 raise ValueError(
@@ -186,14 +187,14 @@ class TransformersEngine(Engine):
 
     @contextlib.asynccontextmanager
     async def _reading(self) -> AsyncIterator[int]:
-        # Keep versions from being loaded; hold ``_turn`` around it.
+        # Prevent versions from being loaded; the caller must hold ``_turn``.
         async with self._subscriber.reading() if self._subscriber else contextlib.nullcontext(0) as version:
-            yield version or self._version  # of a new trainer nothing may be here yet
+            yield version or self._version  # a new trainer may not have published a version yet
 
     def _next_batch(self) -> list[_OpenRequest]:
         batch = [each for each in self._waiting if each.same_sampling(self._waiting[0])][: self._batch_size]
         if batch and batch[0].request.seed is not None:
-            batch = batch[:1]  # its random numbers would depend on who else is in the batch
+            batch = batch[:1]  # its random numbers would depend on the other requests in the batch
         self._waiting = [each for each in self._waiting if each not in batch]
         if not self._waiting:
             self._has_work.clear()
@@ -203,7 +204,7 @@ class TransformersEngine(Engine):
         job = asyncio.get_running_loop().run_in_executor(None, batch.run)
         try:
             await asyncio.wait([job])
-        finally:  # cancelled: the thread ends behind the token that it is at
+        finally:  # on cancellation, the thread ends after its current token
             for each in batch.rows:
                 each.is_over = True
             await outlast(asyncio.wait([job]))
@@ -211,7 +212,7 @@ class TransformersEngine(Engine):
         if error is not None:
             for each in batch.rows:
                 each.chunks.put_nowait(error if isinstance(error, Exception) else RuntimeError(repr(error)))
-            if not isinstance(error, ValueError | TypeError):  # these are the request's fault
+            if not isinstance(error, ValueError | TypeError):  # these errors are the request's fault
                 raise error
 
     async def _stop_sampling(self) -> None:
@@ -244,7 +245,7 @@ class TransformersEngine(Engine):
 
 
 class _OpenRequest:
-    # An open request, and the tokens that were sampled for it.
+    # An open request with the tokens sampled for it.
 
     def __init__(
         self,
@@ -257,24 +258,24 @@ class _OpenRequest:
     ) -> None:
         self.request, self.prompt, self.limit, self.note = request, list(prompt), limit, note
         self.chunks: asyncio.Queue[Chunk | Exception] = asyncio.Queue()
-        self.is_over = False  # set by the loop and by the thread that samples
+        self.is_over = False  # set by the loop and by the sampling thread
         self.is_begun = False
-        # The version of the prefix.
+        # Version with which the prefix was sampled.
         self.version = version
         self.tokens = list(prefix)
-        # Log probabilities of the tokens that no chunk has told yet.
+        # Log probabilities of the tokens not yet sent in a chunk.
         self.log_probs: list[float] = []
-        # Characters of the text that chunks have told.
+        # Number of characters of the text already sent in chunks.
         self.written = 0
 
     def same_sampling(self, other: _OpenRequest) -> bool:
-        # True if one call of ``generate`` can sample for both.
+        # True if one call of ``generate`` can sample for both requests.
         names = ("temperature", "top_p", "top_k", "seed", "engine_options")
         return all(getattr(self.request, name) == getattr(other.request, name) for name in names)
 
 
 class _RequestBatch:
-    # Requests that one call of ``generate`` samples for, in a thread, with one version of the weights.
+    # Requests sampled together by one call of ``generate``, in a thread, with one version of the weights.
 
     def __init__(self, engine: TransformersEngine, rows: list[_OpenRequest], version: int) -> None:
         self.rows = rows
@@ -284,9 +285,9 @@ class _RequestBatch:
         self._log_probs = torch.empty(0)
 
     def run(self) -> None:
-        # Sample until every request has its completion or is over.
+        # Sample until every request is complete or has been abandoned.
         for row in self.rows:
-            if row.version != self._version:  # every token is of one version: it begins anew
+            if row.version != self._version:  # all tokens must come from one version: start over
                 row.tokens = []
             row.written = _settled(self._decode(row.tokens), row.request)
         width = max(len(row.prompt) + len(row.tokens) for row in self.rows)
@@ -316,12 +317,12 @@ class _RequestBatch:
             )
 
     def _note_scores(self, _: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        # transformers calls this one before those for temperature and truncation.
+        # transformers calls this processor before the processors for temperature and truncation.
         self._log_probs = scores.float().log_softmax(-1)
         return scores
 
     def _take(self, ids: torch.Tensor, _: Any, **__: Any) -> torch.Tensor:
-        # Take the token that each request has got. Return, of each, True if it is over.
+        # Record each request's newest token. Return for each request whether it is over.
         tokens = ids[:, -1:]
         log_probs = self._log_probs.gather(1, tokens)
         for row, token, log_prob in zip(self.rows, tokens[:, 0].tolist(), log_probs[:, 0].tolist(), strict=True):
@@ -368,6 +369,6 @@ class _RequestBatch:
 
 
 def _settled(text: str, request: Request) -> int:
-    # Return how many characters of a text stay, whatever comes: no stop text may begin in them.
+    # Return how many leading characters of a text are final: no later stop text can begin within them.
     held = max((len(stop) for stop in request.stop), default=1) - 1
     return max(0, len(text.rstrip(_UNFINISHED)) - held)

@@ -1,4 +1,4 @@
-"""``VllmBacked``: an engine whose tokens the processes of vLLM sample, and whose weights they map themselves."""
+"""``VllmBacked``: base of engines whose tokens are sampled by vLLM's processes, which also map the weights."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ logger = own_logger(__name__)
 
 BACKEND: Final = "rlinf_async"
 EXTENSION: Final = "rlinf_async.engines.vllm_weights.WorkerExtension"
-"""Names of ``vllm_weights``, which only vLLM's workers import."""
+"""Import path of the extension in ``vllm_weights``, a module that only vLLM's workers import."""
 
-# Seconds that the first request may take beyond ``stall_timeout``: vLLM compiles parts of itself then.
+# Additional seconds beyond ``stall_timeout`` for the first request, during which vLLM compiles parts of itself.
 _COMPILE_S: Final = 300.0
-# Seconds after which a process of vLLM that has failed must have been seen to exit.
+# Seconds within which the exit of a failed vLLM process is noticed.
 _DEATH_S: Final = 30.0
 
 
 class VllmBacked(Engine):
-    """The part that vLLM in this process and vLLM's server have in common: deaths, updates of weights, facts."""
+    """The code shared by vLLM in this process and vLLM's server: process deaths, weight updates, statistics."""
 
     def __init__(self, settings: EngineSettings, name: str) -> None:
         super().__init__(settings, name)
@@ -40,11 +40,11 @@ class VllmBacked(Engine):
     def version(self) -> int:
         return self._version
 
-    # -- what vLLM is asked -------------------------------------------------------------------------------------
+    # -- requests to vLLM ---------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     async def _find_processes(self, processes: EngineProcesses) -> None:
-        """Add the processes of vLLM."""
+        """Add vLLM's processes to ``processes``."""
 
     @abc.abstractmethod
     async def _call_workers(self, method: str) -> list[Any]:
@@ -52,15 +52,15 @@ class VllmBacked(Engine):
 
     @abc.abstractmethod
     async def _join(self, info: dict[str, Any]) -> None:
-        """Have vLLM's workers join the run, with the fields of ``JoinInfo``."""
+        """Make vLLM's workers join the run; ``info`` has the fields of ``JoinInfo``."""
 
     @abc.abstractmethod
     async def _update(self, info: dict[str, Any]) -> None:
-        """Have vLLM's workers load weights, with the fields of ``VersionInfo``."""
+        """Make vLLM's workers load weights; ``info`` has the fields of ``VersionInfo``."""
 
     @abc.abstractmethod
     async def _finish_update(self, version: str) -> None:
-        """Have vLLM sample under the name of a version."""
+        """Tell vLLM the name of the version with which it now samples."""
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ class VllmBacked(Engine):
         try:
             await super().serve()
         except Exception:
-            self._processes.kill()  # vLLM would wait several seconds for a dead or hung one to shut down
+            self._processes.kill()  # vLLM would wait several seconds for a dead or hung process to shut down
             raise
         finally:
             self._processes.close()
@@ -126,7 +126,7 @@ class VllmBacked(Engine):
         self._version = min(map(int, await self._call_workers("rlinf_version")))
         await self._finish_update(str(self._version))
         loaded = clock.monotonic()
-        await self._release()  # not after an error, which ends this rank: a hung engine would never answer
+        await self._release()  # skipped on an error, which ends this rank: a hung engine would never answer
         self._facts = {
             "updates": self._facts["updates"] + 1,
             "load_s": loaded - paused,
@@ -134,7 +134,7 @@ class VllmBacked(Engine):
         }
 
     async def _fail_with_the_rank(self, error: Exception) -> NoReturn:
-        """Raise a request's error after this rank should have exited, so that the request moves to another rank."""
+        """Wait for this rank to exit, so that another rank takes over the request; raise the error if it does not."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DEATH_S):
                 await asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""``VllmEngine``: vLLM's ``AsyncLLM``, whose own worker processes map the trainer's weights."""
+"""``VllmEngine``: runs vLLM's ``AsyncLLM``, whose own worker processes map the trainer's weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 _FINISHED: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length"}
-# Those that ``Request`` and this engine set are left out.
+# Accepted ``engine_options``; parameters that ``Request`` or this engine sets are excluded.
 _SAMPLING_OPTIONS: Final = frozenset(inspect.signature(SamplingParams).parameters) - {
     *("n", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_eos"),
     *("logprobs", "output_kind", "stream_interval", "detokenize"),
@@ -43,10 +43,10 @@ _OWN_OPTIONS: Final = ("model", "weight_transfer_config", "worker_extension_cls"
 
 
 class VllmEngine(VllmBacked):
-    """vLLM in processes of its own, below the rank.
+    """An engine that runs vLLM in separate processes, which are children of the rank.
 
-    The trainer's versions are loaded as vLLM's weight transfer does it: pause, load, resume.  With ``"keep"`` the
-    requests that are open go on behind the keys and values that the old weights have computed.
+    The trainer's versions are loaded through vLLM's weight transfer: pause, load, resume. With ``"keep"``, open
+    requests continue from the keys and values computed with the old weights.
     """
 
     def __init__(self, settings: EngineSettings, name: str) -> None:
@@ -77,7 +77,7 @@ class VllmEngine(VllmBacked):
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def _find_processes(self, processes: EngineProcesses) -> None:
-        # vLLM names the process of its scheduler; the others are its children, and known once it has asked them.
+        # vLLM knows its scheduler's process; its workers, the scheduler's children, report their pids when asked.
         manager = self._llm.engine_core.resources.engine_manager
         for process in [] if manager is None else manager.processes:
             processes.add(process.pid, process.name)
@@ -120,7 +120,7 @@ class VllmEngine(VllmBacked):
                         else:
                             yield chunk
             except (VLLMClientError, EngineGenerateError) as error:
-                # Callers need not have vLLM to unpickle these.
+                # Raise built-in exceptions, because callers without vLLM could not unpickle vLLM's own.
                 cause = error if isinstance(error, VLLMClientError) else error.__cause__
                 if isinstance(cause, VLLMClientError | ValueError | TypeError):
                     raise ValueError(str(cause)) from None
@@ -130,12 +130,12 @@ class VllmEngine(VllmBacked):
             if not aborted:
                 return
             await self._resumed.wait()
-            prefix, start = (), 0  # on_update="abort": from its beginning, with the new weights
+            prefix, start = (), 0  # on_update="abort": start over with the new weights
 
     async def _generate_once(
         self, request: Request, tokens: list[int], start: int
     ) -> AsyncGenerator[Chunk | None, None]:
-        # Yield chunks of one request to vLLM, and None where an update has aborted it.
+        # Yield the chunks of one request to vLLM, then None if an update has aborted it.
         params = self._sampling(request, start)
         number = f"{self._name}-{next(self._numbers)}"
         position = start
@@ -164,7 +164,7 @@ class VllmEngine(VllmBacked):
                         raise RuntimeError(f"vLLM of {self._name} ended a request with {found.finish_reason!r}")
 
     def _versions(self, number: str, found: Any, first: int, count: int) -> list[int]:
-        # vLLM tells the versions with the last output only, and keeps them beside the request until then.
+        # vLLM reports the versions only with the last output; until then they are kept in the request's state.
         if found.weight_versions is not None:
             spans = [(span.version, span.start) for span in found.weight_versions]
         else:
@@ -212,8 +212,8 @@ class VllmEngine(VllmBacked):
 
 @contextlib.contextmanager
 def _without_script() -> Iterator[None]:
-    # Processes that multiprocessing spawns meanwhile start without the user's script: they would import it again, with
-    # all that it imports, and run it where it has no ``if __name__ == "__main__":``.
+    # In this block, multiprocessing spawns processes without the user's script. Otherwise they would import the script
+    # with all its imports, and run it if it has no ``if __name__ == "__main__":``.
     main = sys.modules["__main__"]
     hidden = {name: getattr(main, name, None) for name in ("__spec__", "__file__")}
     vars(main).update(dict.fromkeys(hidden))

@@ -1,6 +1,6 @@
-"""A back end of vLLM's weight transfer: each worker process of vLLM joins the run and maps the trainer's versions.
+"""A back end for vLLM's weight transfer: each of vLLM's workers joins the run and maps the trainer's versions.
 
-vLLM imports this module in its workers as ``worker_extension_cls``, which registers the back end.
+vLLM's workers import this module because of ``worker_extension_cls``; the import registers the back end.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = own_logger(__name__)
 
 @dataclass
 class JoinInfo(WeightTransferInitInfo):
-    """Rank that vLLM's workers join, and the weights that they follow; see ``Trainer``."""
+    """The rank that vLLM's workers join, and the weights that they follow; see ``Trainer``."""
 
     parent: str
     group: str
@@ -49,17 +49,17 @@ class JoinInfo(WeightTransferInitInfo):
 
 @dataclass
 class VersionInfo(WeightTransferUpdateInfo):
-    """The version that every worker loads, or a later one, within so many seconds."""
+    """The version that every worker must load, or a later one, within ``timeout_s`` seconds."""
 
     version: int
     timeout_s: float
 
 
 class PlaneWeightTransferEngine(WeightTransferEngine[JoinInfo, VersionInfo]):
-    """Receives whole versions of the trainer's weights in one process of vLLM.
+    """A receiver of whole versions of the trainer's weights in one of vLLM's worker processes.
 
-    vLLM's loader reads the trainer's memory, slices what is this rank's, and nothing else is copied.  The versions are
-    taken by the thread that vLLM calls this on, and only when vLLM calls.
+    vLLM's loader reads the trainer's memory and copies only this rank's slices. Versions are received on the thread on
+    which vLLM calls this object, and only during such calls.
     """
 
     init_info_cls = JoinInfo
@@ -83,7 +83,7 @@ class PlaneWeightTransferEngine(WeightTransferEngine[JoinInfo, VersionInfo]):
         self._runner.run(self._join(init_info))
 
     async def _join(self, info: JoinInfo) -> None:
-        if self._subscriber is not None:  # of a trainer that has ended
+        if self._subscriber is not None:  # it belongs to a trainer that has ended
             await self._subscriber.close()
         link = WorkerLink(info.group, info.rank, info.name)
         self._subscriber = Subscriber(link, self._load, model_id=info.name, verify=info.verify)
@@ -91,16 +91,16 @@ class PlaneWeightTransferEngine(WeightTransferEngine[JoinInfo, VersionInfo]):
         link.send([messages.JOIN])
 
     def start_weight_update(self) -> None:
-        """Do nothing: every load is a reload of its own."""
+        """Do nothing, because each load is a complete reload."""
 
     def finish_weight_update(self) -> None:
-        """Do nothing, for the same reason."""
+        """Do nothing, because each load is a complete reload."""
 
     def receive_weights(self, update_info: VersionInfo) -> None:
-        """Load a version, the same one on all workers of this engine; none where the trainer has ended meanwhile.
+        """Load the same version on all workers of this engine; load nothing if the trainer has ended in the meantime.
 
-        A worker that hears of a version early may load a later one than its neighbours, whose shards would not belong
-        together; so they agree on the latest that one of them has, until it is everybody's.
+        A worker that learns of a version early may load a later one than the other workers, and their shards would not
+        match. So the workers exchange their versions, and all load the latest one, until every worker has the same.
         """
         assert self._subscriber is not None
         wanted, begun = update_info.version, clock.monotonic()
@@ -108,7 +108,7 @@ class PlaneWeightTransferEngine(WeightTransferEngine[JoinInfo, VersionInfo]):
             error: Exception | None = None
             try:
                 self._runner.run(self._subscriber.wait_version(wanted, clock.rest(update_info.timeout_s, begun)))
-            except Exception as raised:  # every worker takes part in what follows
+            except Exception as raised:  # every worker must take part in the exchange below
                 error = raised
             versions = self._gather(-1 if error else self._subscriber.version)
             if set(versions) == {-1} and isinstance(error, PeerLost | ClosedError | DeadlineExceeded):
@@ -134,7 +134,8 @@ class PlaneWeightTransferEngine(WeightTransferEngine[JoinInfo, VersionInfo]):
     def _load(self, views: dict[tuple[str, ...], torch.Tensor]) -> None:
         if self._hashes:
             self.digests = {".".join(path): _sha256(tensor) for path, tensor in views.items()}
-        # A large version is loaded by a thread of the subscriber's, which has neither vLLM's device nor its modes.
+        # The subscriber may load a large version on its own thread, which has neither vLLM's current device nor its
+        # autograd modes.
         if self.device.index is not None:
             torch.accelerator.set_device_index(self.device.index)
         with torch.no_grad():
@@ -173,7 +174,7 @@ class PlaneWeightTransferEngine(WeightTransferEngine[JoinInfo, VersionInfo]):
 
 
 class WorkerExtension:
-    """Methods that the rank calls in vLLM's workers by ``collective_rpc``."""
+    """Methods that the rank calls in vLLM's workers through ``collective_rpc``."""
 
     weight_transfer_engine: Any
 
@@ -187,11 +188,11 @@ class WorkerExtension:
         return os.getpid()
 
     def rlinf_version(self) -> int:
-        """Return the version that is loaded."""
+        """Return the loaded version."""
         return int(self.weight_transfer_engine.version)
 
     def rlinf_digests(self) -> dict[str, str]:
-        """Return the SHA-256 of each tensor that was loaded last, by the trainer's names."""
+        """Return a dict that maps the trainer's name of each tensor to the SHA-256 of its last loaded content."""
         return dict(self.weight_transfer_engine.digests)
 
 

@@ -1,4 +1,4 @@
-"""Family of AMD GPUs: detection in the compute driver's sysfs topology, ROCR and HIP visibility."""
+"""The family of AMD GPUs: detection in the compute driver's sysfs topology, ROCR and HIP visibility."""
 
 from __future__ import annotations
 

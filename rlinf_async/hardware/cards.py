@@ -37,7 +37,7 @@ class Card:
 
 
 def all_devices(cards: Sequence[Card]) -> tuple[Device, ...]:
-    """Return every card by index, and the slices of a card with MIG, of which nothing else is usable."""
+    """Return all cards in index order; a card with MIG is replaced with its slices, because only they are usable."""
     devices: list[Device] = []
     for card in cards:
         if card.slices is None:

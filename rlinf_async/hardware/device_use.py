@@ -1,4 +1,4 @@
-"""Memory and load of GPUs; run as a subprocess, because a driver's library may take seconds to answer.
+"""Reports the memory and load of GPUs; runs as a subprocess, because a driver's library may take seconds to answer.
 
 ``python -m rlinf_async.hardware.device_use 0 GPU-5a3e`` answers with a JSON object: device id → ``used`` and ``memory``
 in bytes, and ``percent``, the share of the last second in which it was busy.

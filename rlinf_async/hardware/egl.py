@@ -1,4 +1,4 @@
-"""Maps GPUs to EGL device numbers for rendering; run as a subprocess, because EGL loads the graphics driver.
+"""Maps GPUs to EGL device numbers for rendering; runs as a subprocess, because EGL loads the graphics driver.
 
 ``python -m rlinf_async.hardware.egl 0 GPU-5a3e`` answers with a JSON object: device id → its EGL number.  EGL numbers
 all devices of a machine in its own order, so run this on the machine that has the GPUs.
@@ -21,7 +21,7 @@ _MAX_DEVICES: Final = 64
 
 
 def rendering_devices(ids: Sequence[str], cards: Sequence[Card], ordinals: Sequence[int | None]) -> dict[str, int]:
-    """Return each device id's EGL device number, omitting devices that EGL does not list.
+    """Return a dict that maps device ids to EGL device numbers, without the devices that EGL does not list.
 
     Args:
         ids: entries of a visibility variable.

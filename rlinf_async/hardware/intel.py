@@ -1,4 +1,4 @@
-"""Family of Intel's discrete GPUs: detection on the PCI bus, visibility by ``ONEAPI_DEVICE_SELECTOR``."""
+"""The family of Intel's discrete GPUs: detection on the PCI bus, visibility by ``ONEAPI_DEVICE_SELECTOR``."""
 
 from __future__ import annotations
 

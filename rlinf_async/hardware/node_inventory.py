@@ -1,4 +1,4 @@
-"""Enumerator of a node's registered hardware (robots, cameras), in a subprocess because it may run user code.
+"""Enumerates a node's registered hardware (robots, cameras), in a subprocess because this may run user code.
 
 The daemon runs ``python -m rlinf_async.hardware.node_inventory``, so that user code can neither block nor crash it.
 """

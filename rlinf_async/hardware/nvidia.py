@@ -1,4 +1,4 @@
-"""Family of NVIDIA GPUs and their MIG slices: detection by NVML, without a CUDA context."""
+"""The family of NVIDIA GPUs and their MIG slices: detection by NVML, without a CUDA context."""
 
 from __future__ import annotations
 

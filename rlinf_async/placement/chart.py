@@ -1,4 +1,4 @@
-"""``Chart`` of a placement: each component's ranks on each device and node, as data for tables and drawings."""
+"""``Chart``: shows a placement as each component's ranks on each device and node, as data for tables and drawings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Spot:
 
     Attributes:
         name: such as ``"NV_GPU 0"`` or ``"Franka 1"``; empty for the node itself.
-        ranks: component → its ranks on this device, ascending; components without ranks are omitted.
+        ranks: maps each component to its ranks on this device, ascending; components without ranks are omitted.
     """
 
     name: str

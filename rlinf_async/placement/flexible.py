@@ -1,4 +1,4 @@
-"""Placement strategy with an explicit list of hardware ranks for each process."""
+"""A placement strategy with an explicit list of hardware ranks for each process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlinf_async.placement.strategy import PlacementStrategy, build_placements, 
 
 @dataclass(frozen=True)
 class FlexiblePlacementStrategy(PlacementStrategy):
-    """Gives each process an explicit list of hardware; several processes may share a piece.
+    """A strategy that gives each process an explicit list of hardware; several processes may share a piece.
 
     Rank ``i`` gets the ``i``-th list and sees its devices in that order.
 

@@ -1,4 +1,4 @@
-"""Placement strategy by node: processes on listed nodes, without their own devices."""
+"""A placement strategy that puts processes on listed nodes, without devices of their own."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class NodeRankError(ConfigError, IndexError):
 
 @dataclass(frozen=True)
 class NodePlacementStrategy(PlacementStrategy):
-    """Runs one process per entry of ``node_ranks`` on that node; each process sees all of its node's accelerators.
+    """A strategy that runs one process per entry of ``node_ranks``; each process sees all of its node's accelerators.
 
-    Rank ``i`` runs on the ``i``-th entry.
+    Rank ``i`` runs on the node that is the ``i``-th entry.
 
     Args:
         node_ranks: for each process, its node's rank, counted from 0 across the groups' nodes; in the whole cluster,

@@ -1,4 +1,4 @@
-"""Packed placement strategy, the default: processes side by side on a range of accelerators or other hardware."""
+"""The packed placement strategy, the default: processes side by side on a range of accelerators or other hardware."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf_async.placement.strategy import PlacementStrategy, build_placements, 
 
 @dataclass(frozen=True)
 class PackedPlacementStrategy(PlacementStrategy):
-    """Places processes side by side on a range of hardware, each on one or several pieces.
+    """A strategy that places processes side by side on a range of hardware, each on one or several pieces.
 
     Hardware is counted across the node groups in their order, and within a group in the order of its nodes. Each
     process takes the lowest free piece and further pieces at distance ``stride``. A process never spans nodes.

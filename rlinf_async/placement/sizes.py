@@ -1,4 +1,4 @@
-"""Parallel sizes of components: tp, pp, cp from a job's configuration, and dp; RLinf's size properties."""
+"""The parallel sizes of components: tp, pp and cp from a job's configuration, and dp; RLinf's size properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of ``rlinf.scheduler`` that are not implemented: importing them is allowed, and only using them is an error."""
+"""Names of ``rlinf.scheduler`` that are not implemented: they may be imported, but using them is an error."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _log: Final = own_logger(__name__)
 
 
 class BucketWeightSyncer(WeightSyncer):
-    """Sends all tensors in every version.  The two inits send and receive nothing.
+    """A syncer that sends all tensors in every version. Its two init methods send and receive nothing.
 
     Tensors that the receiver lacks are skipped, with one warning; the receiver's other tensors stay unchanged.
 

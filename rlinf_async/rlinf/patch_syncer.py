@@ -30,7 +30,8 @@ _log: Final = own_logger(__name__)
 
 
 class PatchWeightSyncer(WeightSyncer):
-    """Sends only changed bytes, in the receiver's floating-point dtypes, bit for bit; see ``delta`` for the format.
+    """A syncer that sends only changed bytes, bit for bit, in the receiver's floating-point dtypes; ``delta`` has the
+    format.
 
     The receiver sends its weights' names and dtypes once; names and shapes must equal the sender's.
 
@@ -45,7 +46,8 @@ class PatchWeightSyncer(WeightSyncer):
         delta_encoding: accepted for RLinf's configurations and ignored, because each part uses its smallest encoding.
         compression_algorithm: ``"none"`` or ``"zlib"``, which is worthwhile on links below about 100 MB/s; any other
             value logs a warning and means ``"none"``.
-        init_sync_enabled: the inits also send the sender's weights to the receiver; must be equal at both ends.
+        init_sync_enabled: if True, the init methods also send the sender's weights to the receiver; must be equal at
+            both ends.
         init_sync_prefixes: limits these first weights to keys with these prefixes; None means all keys, including those
             that are not synchronised later.
         init_sync_bucket_size: size in bytes of their buckets; see ``BucketWeightSyncer``.

@@ -1,4 +1,4 @@
-"""Options of a weight syncer from an RLinf configuration, with the devices and dtypes that they name."""
+"""Reads a weight syncer's options from an RLinf configuration, and resolves the devices and dtypes that they name."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def precision_of(name: str | torch.dtype | None) -> torch.dtype | None:
     """Return ``torch.bfloat16`` for ``"bf16"`` or ``"bfloat16"``.
 
     Raises:
-        ConfigError: the name is unknown, or is no floating-point dtype's.
+        ConfigError: the name is unknown, or does not name a floating-point dtype.
     """
     if name is None:
         return None

@@ -1,4 +1,4 @@
-"""Routing of batches from one group's ranks to another's.  Pure: no worker, no channel."""
+"""Routing of batches from one group's ranks to another's, as pure functions without workers or channels."""
 
 from rlinf_async.routing.batches import (
     get_batch_size as get_batch_size,

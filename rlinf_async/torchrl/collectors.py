@@ -1,4 +1,4 @@
-"""Adapter from weight sync schemes to TorchRL's collectors (0.14.1; ``pip install rlinf-async[torchrl]``)."""
+"""An adapter from weight sync schemes to TorchRL's collectors (0.14.1; ``pip install rlinf-async[torchrl]``)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KINDS: Final = MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, Distrib
 
 
 class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # TorchRL has no types
-    """Synchronises the workers of TorchRL's collectors through a scheme of this package.
+    """A scheme that synchronises the workers of TorchRL's collectors through a scheme of this package.
 
     Workers begin with the collector's policy, or with its first factory's result.  They have new weights when
     ``update_policy_weights_`` or ``send`` returns: a thread in each worker applies them between two forward passes.
@@ -85,8 +85,8 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
             self._pipes = [multiprocessing.Pipe() for _ in devices]
 
     def _setup_connection_and_weights_on_sender_impl(self, *, weights: Any = None, **_: Any) -> None:
-        """Begin only once the workers exist, so that none is forked from a process with our threads. Do not wait for
-        the workers, because one that fails to start reports its error to its collector."""
+        """Begin only once the workers exist, so that none is forked from a process with this package's threads. Do not
+        wait for the workers, because a worker that fails to start reports its error to the collector."""
         ways: dict[str, Any] = {"pipes": [ours for ours, _ in self._pipes]}
         if self._listener is not None:
             fd, self._listener = self._listener.detach(), None

@@ -1,4 +1,4 @@
-"""Journal of a worker's calls: running and finished calls, in memory that outlives the worker.
+"""A journal of a worker's running and finished calls, in memory that outlives the worker.
 
 A dead worker's caller learns whether its call had not started, had started, or had finished and lost only its answer,
 and so whether the call may have had an effect. The journal follows the slots of the flight recorder's ring. Its layout,
@@ -35,7 +35,7 @@ Finish = Callable[[int], None]
 
 
 class Execution(StrEnum):
-    """Progress of a call on a dead worker."""
+    """The progress of a call on a dead worker."""
 
     NOT_STARTED = "not started"
     STARTED = "started"
@@ -45,7 +45,7 @@ class Execution(StrEnum):
 
 
 class CallJournal:
-    """Thread-safe writer of a journal: a few stores of eight aligned bytes per call, which no kill can tear.
+    """A thread-safe writer of a journal: a few stores of eight aligned bytes per call, which a kill cannot tear.
 
     Args:
         buffer: ``JOURNAL_BYTES`` bytes, all zero.
@@ -85,7 +85,7 @@ def _starter(words: memoryview, free: deque[int]) -> Start:
 
 
 class _Rows(dict[int, tuple[int, int]]):
-    """Row of a caller's highest number, and key of its call 0, by endpoint; IndexError if rows run out."""
+    """Maps an endpoint to the row of its highest number and the key of its call 0; IndexError if rows run out."""
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
@@ -109,7 +109,7 @@ def _finisher(words: memoryview, free: deque[int]) -> Finish:
 
 
 class JournalContents:
-    """Contents of a dead worker's journal; ValueError if the data does not have ``JOURNAL_BYTES`` bytes."""
+    """The contents of a dead worker's journal; ValueError if the data does not have ``JOURNAL_BYTES`` bytes."""
 
     def __init__(self, data: bytes) -> None:
         if len(data) != JOURNAL_BYTES:

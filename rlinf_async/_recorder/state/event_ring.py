@@ -1,4 +1,4 @@
-"""Flight recorder's ring: the latest events of one process and its metrics, in memory that others can read.
+"""The flight recorder's ring: one process's latest events and its metrics, in memory that others can read.
 
 The memory is the mapping of a file, so that it outlives the process, however the process ends. Its layout,
 little-endian::
@@ -53,7 +53,7 @@ OTHER: Final = "(other)"  # name at index 0, replaces all names that do not fit
 
 
 class EventKind(IntEnum):
-    """Kind of an event, which determines its value and its name."""
+    """The kind of an event, which determines the meaning of its value and its name."""
 
     # End of an operation; its begin has the kind and name.
     END = 0
@@ -82,7 +82,7 @@ class EventKind(IntEnum):
 
 
 class Phase(IntEnum):
-    """Position of an event in its operation."""
+    """The position of an event in its operation."""
 
     BEGIN = 1
     END = 2
@@ -161,7 +161,7 @@ class _NameIndex(dict[str, int]):
 
 
 class EventRing:
-    """Writer of a ring, for threads and finalizers: takes no lock except for new names, and never fails.
+    """A writer of a ring, for threads and finalizers: takes no lock except for new names, and never fails.
 
     Args:
         buffer: ``size_of(slots)`` bytes, all zero.
@@ -233,7 +233,7 @@ class EventRing:
 def _writers(
     buffer: mmap | bytearray, slots: int, names: _NameIndex, clock: Callable[[], int]
 ) -> tuple[BeginEvent, EndEvent, BeginEvent]:
-    """Return ``begin``, ``end`` and ``point`` as closures: because methods would take a fifth more time per event."""
+    """Return ``begin``, ``end`` and ``point`` as closures, because methods would take a fifth more time per event."""
     # Numbers begin at 1, because 0 means no operation.
     number, pack, mask = itertools.count(1).__next__, EVENT.pack_into, slots - 1
 

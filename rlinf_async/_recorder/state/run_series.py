@@ -1,4 +1,4 @@
-"""Series over a whole run, from its processes' timelines: weight versions, channel fill, step times."""
+"""Time series for a whole run, computed from its processes' timelines: weight versions, channel fill, step times."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def fill_of_channels(timelines: Iterable[Timeline], items: Mapping[str, int]) ->
 
 
 def phases_of(timelines: Iterable[Timeline], begin: int, end: int, windows: int) -> list[PhaseTimes]:
-    """Return the phases by total duration, the longest first; the windows divide the time from ``begin`` to ``end``."""
+    """Return the phases, longest total duration first; ``windows`` divides the time from ``begin`` to ``end``."""
     width = max(1, (end - begin + windows - 1) // windows)
     durations: dict[tuple[EventKind, str], list[tuple[int, int]]] = defaultdict(list)
     failed: dict[tuple[EventKind, str], int] = defaultdict(int)

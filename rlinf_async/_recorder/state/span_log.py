@@ -1,4 +1,4 @@
-"""Span log: all operations of one process in a traced run, in memory read by its daemon.
+"""The span log: all operations of one process in a traced run, in memory that its daemon reads.
 
 The memory is the mapping of a file beside the process's ring, so that the daemon can read it after a SIGKILL.  Its
 layout, little-endian::

@@ -1,4 +1,4 @@
-"""Offset of another machine's clock, estimated from requests and answers over the network.
+"""Estimates the offset of another machine's clock from requests and answers over the network.
 
 Both sides read monotonic clocks, which have arbitrary origins and drift. A request sent at ``asked``, answered at
 ``theirs`` and received at ``heard`` shows that ``theirs`` was between the two: the midpoint is wrong by at most half
@@ -22,7 +22,7 @@ _SLEW_NS: Final = 500_000_000  # duration over which a correction is spread
 
 
 class ClockOffset:
-    """Difference in nanoseconds that maps their clock to ours.
+    """The difference in nanoseconds that maps the other machine's clock to this one's.
 
     The offset is a function of their time that never changes for a converted time, and never jumps, so that converted
     times keep the original order, whatever samples arrive later.
@@ -52,7 +52,7 @@ class ClockOffset:
             self._correct(max(theirs, self._latest))
 
     def to_ours(self, theirs: int) -> int:
-        """Convert a reading of their clock to ours."""
+        """Convert a reading of the other machine's clock to this machine's clock."""
         if self._knots:
             self._latest = theirs if self._latest is None else max(self._latest, theirs)
         return theirs + self._at(theirs)

@@ -1,4 +1,4 @@
-"""Writer of a trace in Chrome's format (Perfetto): spans of all processes, arrows for calls; valid JSON at any time.
+"""Writes a trace in Chrome's format (for Perfetto): all processes' spans, arrows for calls; valid JSON at any time.
 
 Each addition overwrites the document's end and rewrites that end in the same system call. So a reader always finds a
 complete document, even after all processes have died. A SIGKILL during a write cuts it at a page boundary, leaving a
@@ -20,7 +20,7 @@ from typing import Any, Final
 from rlinf_async._trace.state.clocks import ClockOffset
 from rlinf_async._trace.state.tracks import DrawnSpan
 
-# Limit on calls that wait for their other end; the oldest calls above it get no arrow.
+# Maximum number of calls that wait for their other end; beyond it, the oldest calls get no arrow.
 MAX_OPEN_ARROWS: Final = 1 << 14
 
 _END: Final = b"\n]}\n"
@@ -30,7 +30,7 @@ Caller = tuple[int, int]  # caller's endpoint, and caller's number of the call
 
 @dataclass(frozen=True)
 class TracedProcess:
-    """Process in the trace: endpoint, display name (``rollout:3``), machine, and process id on the machine."""
+    """A process in the trace: endpoint, display name (``rollout:3``), machine, and process id on the machine."""
 
     endpoint: int
     name: str
@@ -49,7 +49,7 @@ class _CallPlace:
 
 
 class TraceFile:
-    """Growing trace file. Not thread-safe.
+    """A growing trace file. Not thread-safe.
 
     Args:
         path: path of the file, which is replaced; its folder is created.  OSError if it cannot be written.
@@ -135,7 +135,8 @@ class TraceFile:
     # -- arrows -------------------------------------------------------------------------------------------------
 
     def _connect(self, place: _CallPlace, name: str, flow: Sequence[int]) -> list[str]:
-        """Return the arrows now complete; ``flow`` is ``[endpoint, call]`` of a caller, with a slot for a callee."""
+        """Return the arrows that are now complete; ``flow`` is ``[endpoint, call]`` for a caller, with a slot for a
+        callee."""
         caller = (flow[0], flow[1])
         if len(flow) > 2:
             start = self._callers.get(caller)

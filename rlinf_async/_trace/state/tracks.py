@@ -1,4 +1,4 @@
-"""``Tracks``: spans of one process, from begins and ends of operations, on tracks without overlaps.
+"""``Tracks``: arranges one process's spans, from begins and ends of operations, on tracks without overlaps.
 
 A *track* is a line of nested or consecutive spans: the main thread has a track, as does every task and thread with open
 spans. There are two kinds of spans. A span that is *entered* and left is running code; such spans nest naturally on one
@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from typing import Any, Final
 
-# Limit on a process's open operations; the oldest above it are not drawn.
+# Maximum number of a process's open operations; beyond it, the oldest are not drawn.
 MAX_OPEN: Final = 1 << 16
 
 # The main thread, whose track is permanent; other threads have negative numbers, tasks positive ones.
@@ -23,7 +23,7 @@ DrawnSpan = tuple[int, int, int, str, str, dict[str, Any] | None, Any]
 
 
 class _Track:
-    """Track: time of its latest event, and its entered spans, innermost last."""
+    """A track: the time of its latest event, and its entered spans, innermost last."""
 
     __slots__ = ("last", "number", "open", "who")
 
@@ -35,7 +35,7 @@ class _Track:
 
 
 class _Open:
-    """Open span."""
+    """An open span."""
 
     __slots__ = ("args", "category", "entered", "flow", "name", "operation", "since", "track")
 
@@ -47,7 +47,7 @@ class _Open:
 
 
 class Tracks:
-    """Tracks of one process; the reader clears the lists of new tracks' names and of ended spans."""
+    """The tracks of one process; the reader clears the lists of new tracks' names and of ended spans."""
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {1: "main"}
@@ -107,7 +107,7 @@ class Tracks:
                 return
 
     def abandon(self) -> int:
-        """Drop all open operations, because their ends are missing. Return their number."""
+        """Drop all open operations, because their ends are missing. Return how many there were."""
         count = len(self._open)
         for span in self._open.values():
             self._close(span)

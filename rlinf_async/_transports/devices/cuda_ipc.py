@@ -1,4 +1,4 @@
-"""``CudaIpcLink``: GPU link within a machine; the receiver opens the sender's memory (CUDA IPC) and copies it."""
+"""``CudaIpcLink``: a GPU link within a machine, whose receiver opens the sender's memory (CUDA IPC) and copies it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LINGER_S: Final = 0.2
 
 
 class _Offer(Transfer[None]):
-    """Buffers that the sender keeps alive until the receiver has copied them."""
+    """An offer of buffers, which the sender keeps alive until the receiver has copied them."""
 
     def __init__(self, number: int, buffers: Sequence[torch.Tensor]) -> None:
         super().__init__(number, [buffer.nbytes for buffer in buffers])
@@ -32,11 +32,11 @@ class _Offer(Transfer[None]):
 
 
 class CudaIpcLink(DeviceLink):
-    """Link that sends handles of GPU memory; the receiver copies the memory, on the device, into its own.
+    """A link that sends handles of GPU memory; the receiver copies that memory into its own, on the device.
 
     Memory is shared only for the copy: **the sender keeps its tensors alive until its send is done**, the receiver
     closes them before it confirms, and a process that dies releases everything. The sender offers the tensors once its
-    stream has written them; neither side waits for other work on its GPU. A copy counts once the sender has confirmed
+    stream has written them; neither side waits for other work on its GPU. A copy is valid once the sender has confirmed
     that the memory was still unchanged::
 
         sender    "offer", 7, handles ──►                      ──► "kept", 7    send(7) is done
@@ -87,7 +87,8 @@ class CudaIpcLink(DeviceLink):
         return offer
 
     def _offer_once_written(self, offer: _Offer, handles: Sequence[tuple[Any, ...]], written: Mark) -> None:
-        """Offer the buffers once the stream has written them; runs on a thread of the link, as it may take seconds."""
+        """Offer the buffers once the stream has written them; runs on the link's thread, because this may take
+        seconds."""
         try:
             written.synchronize()
         except Exception as error:
@@ -194,7 +195,7 @@ class CudaIpcLink(DeviceLink):
                 for tensor, handle in zip([tensor for tensor in tensors if tensor.nbytes], handles, strict=True):
                     tensor.copy_(self._memory.open(handle, self._device), non_blocking=True)
         finally:
-            # Close before the sender learns of the arrival, because the memory may change afterwards.
+            # Close the memory before the sender learns of the arrival, because the sender may change it afterwards.
             self._close()
         return tensors
 

@@ -1,4 +1,4 @@
-"""``DeviceLink``: interface of a transport between two workers' GPUs; ``Link`` with tensors as buffers."""
+"""``DeviceLink``: the interface of a transport between two workers' GPUs, like ``Link`` but with tensors as buffers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlinf_async.work import Work
 
 
 class DeviceLink(ABC):
-    """Transport between a device of this process and a device of ONE peer, for both directions.
+    """A transport between a device of this process and a device of ONE peer, for both directions.
 
     It differs from ``Link`` only in its buffers: flat, contiguous tensors of ``torch.uint8`` on the link's device. A
     send covers all data written by the caller's current stream before the call; a received tensor can be used in any
@@ -21,11 +21,12 @@ class DeviceLink(ABC):
 
     @abstractmethod
     def send(self, transfer: int, buffers: Sequence[torch.Tensor]) -> Work[None]:
-        """Send the buffers once the peer receives; done once they may be mutated. Until then the link holds them."""
+        """Send the buffers once the peer is ready to receive. Done once they may be mutated; the link holds them until
+        then."""
 
     @abstractmethod
     def receive(self, transfer: int, sizes: Sequence[int]) -> Work[list[torch.Tensor]]:
-        """Receive the transfer of this number into new tensors of ``sizes`` bytes."""
+        """Receive the transfer with this number into new tensors of ``sizes`` bytes."""
 
     @abstractmethod
     def on_control(self, facts: Any) -> None:
@@ -33,4 +34,4 @@ class DeviceLink(ABC):
 
     @abstractmethod
     def discard(self, error: Exception, transfer: int | None = None) -> None:
-        """Fail open transfers, like ``Link.discard``."""
+        """Fail open transfers, as ``Link.discard`` does."""

@@ -1,9 +1,9 @@
-"""CUDA IPC between processes: exports and opens GPU memory, by ctypes.
+"""CUDA IPC between processes: exports and opens GPU memory through ctypes.
 
-torch exports memory, too, but counts references in a file under ``/dev/shm``, which a killed process leaves behind.
-This module counts no references: the exporting process keeps the memory until the peer has released it. Events are not
-shared between processes, either, because CUDA uses a file per process for them, ``/dev/shm/cuda.shm.*``, which a killed
-process also leaves behind.
+torch can also export memory, but it counts references in a file under ``/dev/shm``, which a killed process leaves
+behind. This module counts no references: the exporting process keeps the memory until the peer has released it. Nor are
+events shared between processes, because CUDA creates a file per process for them, ``/dev/shm/cuda.shm.*``, which a
+killed process also leaves behind.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Event: Any = torch.cuda.Event  # torch.cuda.Event has no annotations
 
 
 class IpcHandle(NamedTuple):
-    """Range of a GPU's memory: CUDA's handle of the allocation, and the range's position in it."""
+    """A range of GPU memory: CUDA's handle for the allocation, and the range's position in it."""
 
     allocation: bytes
     offset: int
@@ -29,7 +29,7 @@ class IpcHandle(NamedTuple):
 
 
 class Mark(Protocol):
-    """Point in a stream's work, such as a ``torch.cuda.Event``."""
+    """A point in a stream's work, such as a ``torch.cuda.Event``."""
 
     def query(self) -> bool: ...
 
@@ -37,7 +37,7 @@ class Mark(Protocol):
 
 
 class DeviceMemory(Protocol):
-    """Functions that export a GPU's memory and open another process's memory; tests replace CUDA's functions."""
+    """The interface for exporting GPU memory and opening another process's memory; tests use a replacement for CUDA."""
 
     def export(self, tensor: torch.Tensor) -> IpcHandle:
         """Return the handle of a flat tensor's memory, valid in other processes while the memory lives."""
@@ -100,7 +100,7 @@ class _MemoryHandle(ctypes.Structure):
 
 
 class DeviceRegion:
-    """Memory described by CUDA's array interface."""
+    """A memory range described by CUDA's array interface."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}

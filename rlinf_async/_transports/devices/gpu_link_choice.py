@@ -1,4 +1,5 @@
-"""``Gpu``, a worker's GPU as announced to peers, and the link chosen between two GPUs: CUDA IPC, NCCL or CPU-staged."""
+"""``Gpu``, a worker's GPU as announced to peers, and the choice of a link between two GPUs: CUDA IPC, NCCL or
+staged."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ MIN_GPU_LINK_BYTES: Final = 64 << 10
 
 @dataclass(frozen=True)
 class Gpu:
-    """GPU as one worker announces it to another.
+    """A GPU as one worker announces it to another.
 
     Attributes:
         machine: the kernel's boot id, which is unique even if two machines share a name.
-        uuid: uuid of the GPU or of the worker's slice of it.
+        uuid: UUID of the GPU, or of the worker's slice of it.
         model: name given by the driver.
     """
 
@@ -35,12 +36,13 @@ def gpu_link_between(ours: Gpu, theirs: Gpu, reachable: Collection[str] = ()) ->
     """Return the fastest link that works. Both sides get the same answer if both can reach the other's GPU.
 
     Args:
-        reachable: uuids of other GPUs on this machine that both processes see and whose memory they can address. A
+        reachable: UUIDs of other GPUs on this machine that both processes see and whose memory they can address. A
             worker that sees only its own GPU cannot open another GPU's memory.
 
     Returns:
-        ``"cuda_ipc"`` if the memory can be opened, ``"nccl"`` between two GPUs of one model, otherwise ``"staged"``,
-        through pinned CPU memory: NCCL refuses two ranks on one GPU, and is not reliable between unequal GPUs.
+        ``"cuda_ipc"`` if the memory can be opened; otherwise ``"nccl"`` between two GPUs of the same model; otherwise
+        ``"staged"``, through pinned CPU memory. NCCL refuses two ranks on one GPU, and is not reliable between
+        different models.
     """
     if ours.machine == theirs.machine and (ours.uuid == theirs.uuid or theirs.uuid in reachable):
         return CUDA_IPC

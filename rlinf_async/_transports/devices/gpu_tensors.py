@@ -36,7 +36,8 @@ def mark(tensor: torch.Tensor) -> Any:
 
 @contextlib.contextmanager
 def settled_after(mark: Any, tensor: torch.Tensor) -> Iterator[None]:
-    """Context manager: lets the block write to a tensor after its ``mark``, then waits, so any stream may read it."""
+    """Context manager: the block may write to a tensor after ``mark``; on exit, waits so that any stream may read
+    it."""
     if mark is None:
         yield
         return
@@ -47,11 +48,11 @@ def settled_after(mark: Any, tensor: torch.Tensor) -> Iterator[None]:
 
 
 class SideStream:
-    """CUDA stream of one device for a link's copies, created on first use; does nothing on the CPU.
+    """A CUDA stream for a link's copies on one device, created on first use; does nothing on the CPU.
 
-    Compute code shares the thread's default stream, where copies would wait for all queued work, and later work for the
-    copies. Memory allocated in this stream belongs to it: a user in another stream must call ``record_stream`` or
-    finish before the memory is released.
+    Compute code uses the thread's default stream, where copies would wait for all queued work, and later work would
+    wait for the copies. Memory allocated in this stream belongs to it: code that uses it in another stream must call
+    ``record_stream``, or finish before the memory is released.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -41,7 +41,7 @@ class _DeviceReceive(ReceiveTransfer[torch.Tensor]):
 
 
 class NcclLink(PairedLink[torch.Tensor], DeviceLink):
-    """Link for GPU memory over two NCCL groups of two, created at the first transfer; NCCL finds the addresses."""
+    """A link for GPU memory over two NCCL groups of two, created at the first transfer; NCCL finds the addresses."""
 
     def __init__(
         self, post: Post, first: bool, address: str, device: torch.device, make_group: MakeGroup | None = None

@@ -34,7 +34,8 @@ _environment = threading.Lock()
 
 
 class NcclPair(Pair):
-    """Pair with a group per direction, because in one group a receive would wait behind a send that waits for the peer.
+    """A pair with one group per direction; in a shared group, a receive would wait behind a send that waits for the
+    peer.
 
     NCCL connects at the first operation, over the same store, and its operations occupy the GPU while they wait. So
     neither side enters an operation before the other is about to: the receiver waits for "coming", the sender for
@@ -95,7 +96,7 @@ class NcclPair(Pair):
             self._incoming = self._outgoing = None
             self._changed.notify_all()
         self._store.close()
-        for group in groups:  # an abort may be slow
+        for group in groups:  # an abort may take a long time
             LazyThread("rlinf-nccl-abort").submit(lambda group=group: _abort(group))  # type: ignore[misc]
 
     # -- on the pair's own threads --------------------------------------------------------------------------------

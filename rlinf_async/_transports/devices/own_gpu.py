@@ -1,4 +1,5 @@
-"""``OwnGpu``: this process's GPU as announced to peers, its stream events, CPU copies, and factory of its links."""
+"""``OwnGpu``: this process's GPU: its announcement to peers, stream events, copies to the CPU, and creation of
+links."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ from rlinf_async._transports.link import Post
 
 
 class OwnGpu:
-    """GPU of this process: the current device of the first thread that sent or received while CUDA was in use.
+    """The GPU of this process: the current device of the first thread that sent or received while CUDA was in use.
 
     Attributes:
         device: the GPU's index in torch.
         gpu: the announcement to peers.
-        reachable: uuids of other GPUs whose memory this process can open.
+        reachable: UUIDs of other GPUs whose memory this process can open.
     """
 
     def __init__(self, device: torch.device, gpu: Gpu, reachable: Collection[str] = ()) -> None:
@@ -57,7 +58,7 @@ class OwnGpu:
         return memoryview(memory)
 
     def make_link(self, name: str, post: Post, first: bool, address: str) -> DeviceLink:
-        """Create the link of that name. Raise ValueError if there is no such link."""
+        """Create a link of the named kind. Raise ValueError if there is no such kind."""
         if name == CUDA_IPC:
             return CudaIpcLink(post, first, address, self.device)
         if name == NCCL:

@@ -1,4 +1,5 @@
-"""``StagedLink``, the fallback ``DeviceLink``: GPU to pinned CPU memory, over Gloo to the peer, and to its GPU."""
+"""``StagedLink``, the fallback ``DeviceLink``: copies to pinned CPU memory, sends over Gloo, copies to the peer's
+GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from rlinf_async._transports.transfer import MemorySend, ReceiveTransfer, make_r
 
 
 class PinnedMemory:
-    """Page-locked memory that a GPU accesses directly; torch pools the freed memory."""
+    """An allocator of page-locked memory, which a GPU accesses directly; torch pools the freed memory."""
 
     def take(self, nbytes: int) -> memoryview:
         """Return memory, like ``Memory.take``."""
@@ -29,7 +30,7 @@ pinned = PinnedMemory()
 
 
 class _StagedSend(MemorySend):
-    """Send whose copies to the CPU start immediately, in the caller's stream."""
+    """A send whose copies to the CPU start immediately, in the caller's stream."""
 
     def __init__(self, number: int, buffers: Sequence[torch.Tensor]) -> None:
         views = [pinned.take(buffer.nbytes) for buffer in buffers]
@@ -71,7 +72,8 @@ def _flat(view: memoryview) -> torch.Tensor:
 
 
 class StagedLink(PairedLink[torch.Tensor], DeviceLink):
-    """Link from GPU to CPU, over Gloo, and from CPU to GPU, with one copy on either side."""
+    """A link that sends GPU memory over Gloo, with one copy to CPU memory on the sender and one back on the
+    receiver."""
 
     def __init__(self, post: Post, first: bool, address: str, device: torch.device) -> None:
         super().__init__(post, first, address)

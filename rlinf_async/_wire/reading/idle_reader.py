@@ -1,15 +1,16 @@
-"""Socket reading on a worker's idle main thread, in its loop or blocked; arbitration between two readers.
+"""Lets a worker's idle main thread read its sockets, in its loop or while blocked; arbitrates between two readers.
 
-While a worker's main thread runs user code, a second thread reads. While the main thread waits, the second thread would
-only cost time, because each frame would wake it before the main thread. So the main thread reads, too, in its loop and
-while blocked in a ``def`` method::
+While a worker's main thread runs user code, a second thread reads the sockets. While the main thread waits, that detour
+would only cost time, because each frame would wake the second thread first. So the main thread reads, too, both in its
+loop and while it is blocked in a ``def`` method::
 
     reader = IdleReader(loop, selector, other_selector)      on that thread
     reader.add(sock.fileno(), read)                          read(True) within the loop, read(False) outside of it
     gate = reader.gate()                                     later, with the loop stopped:
     gate.wait(10)                                            reads until gate.open() is called, for 10 s at most
 
-The kernel wakes one thread per event: the main thread if it waits, otherwise the second (``SharedSelector``).
+The kernel wakes one thread per event: the main thread if it is waiting, otherwise the second thread
+(``SharedSelector``).
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from rlinf_async._waits.thread_gate import Gate, LockGate, reads
 from rlinf_async._wire.reading.shared_selector import SharedSelector
 
 RECENT_POLL_S: Final = 1e-3
-"""Seconds after its last poll in which a thread is likely to poll again; the other thread leaves it the data."""
+"""Seconds after a thread's last poll during which it will probably poll again, so the other thread does not read."""
 
 _MAX_POLL_S: Final = 24 * 3600.0
-"""Maximum duration of one wait, because the kernel counts milliseconds in 32 bits."""
+"""Maximum duration of one wait; the kernel counts milliseconds in 32 bits."""
 
 OnReadable = Callable[[bool], None]
 
 
 class ReadArbiter:
-    """Lets one thread read at a time, and wakes coroutines in the order in which their frames were read.
+    """An arbiter that lets one thread read at a time, and wakes coroutines in the order in which frames were read.
 
     A frame read by the socket thread wakes coroutines of the other loop through ``call_soon_threadsafe``, in two steps.
     A frame read by that loop's own thread wakes them immediately. If the socket thread has read frame 1 and the main
@@ -49,7 +50,7 @@ class ReadArbiter:
 
     Attributes:
         lock: held while frames are read and handled.
-        idle_loop: the other loop, which reads while idle; None without another loop.
+        idle_loop: the other loop, which reads while it is idle; None if there is no other loop.
     """
 
     def __init__(self) -> None:
@@ -81,7 +82,7 @@ class ReadArbiter:
 
 
 class IdleReader:
-    """Reader of one thread and its loop, created on the same thread. Any thread may call ``add`` and ``remove``."""
+    """A reader for one thread and its loop, created on that thread. Any thread may call ``add`` and ``remove``."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, selector: SharedSelector, other: SharedSelector) -> None:
         self.loop = loop
@@ -97,7 +98,7 @@ class IdleReader:
         return f"<IdleReader [{len(self._readers)} sockets]>"
 
     def add(self, fd: int, read: OnReadable) -> None:
-        """Make the reader's thread read a descriptor, ahead of the other loop."""
+        """Make the reader's thread read a descriptor, in preference to the other loop."""
         # EPOLLEXCLUSIVE wakes the waiter that registered first. If the socket loop came first, each frame would wake
         # its thread, which would have to wake the idle main thread. tests/_wire/reading/test_shared_selector.py::
         # test_the_idle_loop_that_registered_first_reads_and_the_other_one_sleeps
@@ -116,8 +117,9 @@ class IdleReader:
     def gate(self) -> Gate:
         """Return a gate where this thread may wait once.
 
-        The thread reads while it waits, with two exceptions: a coroutine of its loop that blocks by RLinf's rules, and
-        a SIGALRM handler that may raise. Neither may interrupt the handling of a frame.
+        The thread reads sockets while it waits, with two exceptions: when a coroutine of its loop blocks, which RLinf's
+        rules allow, and when a SIGALRM handler may raise, because an exception must not interrupt the handling of a
+        frame.
         """
         if running_loop() is not None or callable(signal.getsignal(signal.SIGALRM)):
             return LockGate()

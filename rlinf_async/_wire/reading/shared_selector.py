@@ -1,7 +1,7 @@
-"""Epoll selector of one event loop, whose descriptors another thread's loop watches, too (EPOLLEXCLUSIVE).
+"""An epoll selector for one event loop that shares descriptors with another thread's loop (EPOLLEXCLUSIVE).
 
-The socket is registered with both loops as ``EPOLLEXCLUSIVE``: the kernel wakes one waiting thread, preferably the
-first to register, and no busy thread::
+A socket is registered with both loops as ``EPOLLEXCLUSIVE``. The kernel then wakes only one waiting thread, preferably
+the one that registered first, and never a busy thread::
 
     main loop     selector.read_in_select(fd, read)                registers first: woken while it is idle
     socket loop   selector.share(fd); loop.add_reader(fd, …)     woken while the main thread is in user code
@@ -27,7 +27,7 @@ _IN_ONLY: Final = ~select.EPOLLOUT
 
 
 class SharedSelector(selectors.BaseSelector):
-    """Selector of one event loop, some of whose descriptors other loops watch, too.
+    """A selector for one event loop, some of whose descriptors are also watched by other loops.
 
     Attributes:
         polled_at: time of the loop's last poll, in seconds of the monotonic clock.

@@ -1,4 +1,5 @@
-"""Start of each interpreter that a program under RLinf's names starts: the import hook, then the next sitecustomize."""
+"""Runs at the start of each interpreter below an RLinf program: installs the import hook, runs the next
+sitecustomize."""
 
 import atexit
 import contextlib
