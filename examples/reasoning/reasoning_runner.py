@@ -17,10 +17,10 @@ from evaluation import evaluate
 from generated_data import generate_data
 from grpo_actor import GRPOActor
 from omegaconf import OmegaConf
+from problem_rollouts import Rollouts
 from reasoning_config import Configuration, check_batches, last_step
 from responses import describe
 from reward_worker import RewardWorker
-from problem_rollouts import Rollouts
 from rows import ShuffledRows, read_rows
 from sampler import Sampler
 

@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
+from problem_rollouts import Rollouts
 from reasoning_config import SCHEMA
 from responses import Group, Response, describe
-from problem_rollouts import Rollouts
 from rows import Row
 from sampler import Sampler
 

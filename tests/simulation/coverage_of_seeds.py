@@ -172,7 +172,7 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
         "a link has one end, unless its own frames make no sense",
     ),
     (r"if op\.epoch <= self\.epoch:", "node 0's words come once, and in their order"),
-    (r"# None: lost before its link was up", "faults of a simulation begin once all links are up"),
+    (r"node_links\.get\(op\.node\)\) is not None:", "faults of a simulation begin once all links are up"),
     (r"was closed, or has left", "subprocesses of workers, which join a group, are no simulated processes"),
     (
         r"isinstance\(content, str\)|if isinstance\(segment, Segment\):|if not self\._send\(stream, in_flight\):",
