@@ -1,4 +1,4 @@
-"""How a worker's shutdown time is divided, as known to the worker and to its daemon."""
+"""Division of a worker's shutdown time, known to the worker and to its daemon."""
 
 from __future__ import annotations
 

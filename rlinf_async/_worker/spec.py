@@ -100,17 +100,19 @@ class GroupSpec(Generic[W_co]):
                 dropped. The error is raised once the daemons have reported on the ranks (``RLINF_WAIT_ANSWER_S``). For
                 a stream, the timeout applies to each item.
             restart: which processes to restart when a worker has died: ``"rank"`` restarts only the dead rank,
-            ``"group"`` all ranks, ``"never"`` none. A restarted rank keeps its address, devices, environment and
-            constructor arguments (the driver keeps a copy of them). Unanswered calls fail with ``WorkerDied``; later
-            calls wait for the restart, as do messages to and from the rank. The default is the policy for this group or
-            component in the configuration's ``cluster.supervision``, or else ``"never"``. max_restarts: maximum number
-            of restarts of a rank, or of the group, within the window (3); after one more death it is lost. Each restart
-            is preceded by a pause of 0.1 s, which doubles, up to 10 s, each time the rank has lived less than 10 s.
-            restart_window: window in seconds (600). order: which calls wait while a rank restarts. With ``"group"``
-            (the default, unless ``cluster.supervision`` says otherwise) all calls wait, so that every rank gets the
-            group's calls in the same order. With ``"rank"``, which requires ``restart="rank"``, only calls to the
-            restarting rank wait: a call to several ranks is sent immediately to the running ranks, and to the others
-            once they have restarted. ``on_restart`` runs once all ranks are back, and all calls wait while it runs.
+                ``"group"`` all ranks, ``"never"`` none. A restarted rank keeps its address, devices, environment and
+                constructor arguments (the driver keeps a copy of them). Unanswered calls fail with ``WorkerDied``;
+                later calls wait for the restart, as do messages to and from the rank. The default is the policy for
+                this group or component in the configuration's ``cluster.supervision``, or else ``"never"``.
+            max_restarts: maximum number of restarts of a rank, or of the group, within the window (3); after one more
+                death it is lost. Each restart is preceded by a pause of 0.1 s, which doubles, up to 10 s, each time the
+                rank has lived less than 10 s.
+            restart_window: window in seconds (600).
+            order: which calls wait while a rank restarts. With ``"group"`` (the default, unless
+                ``cluster.supervision`` says otherwise) all calls wait, so that every rank gets the group's calls in the
+                same order. With ``"rank"``, which requires ``restart="rank"``, only calls to the restarting rank wait:
+                a call to several ranks is sent immediately to the running ranks, and to the others once they have
+                restarted. ``on_restart`` runs once all ranks are back, and all calls wait while it runs.
             close_grace: seconds that the workers have for ``on_close`` and exit functions when the group is closed
                 (``RLINF_CLOSE_GRACE_S``); a worker that finishes earlier exits immediately.
             preload: names of modules, such as ``["vllm"]``, that each node imports once before it forks the workers,
