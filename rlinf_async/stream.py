@@ -99,7 +99,7 @@ class StreamCall:
 
     def _arrive(self) -> None:
         """Report the error as unobserved until the consumer has received it."""
-        # As for a handle, the closing of the group is not an error that the script has missed.
+        # As with handles, closing the group does not count as an unobserved error.
         if failed := [failure for failure in self._tally.failures() if failure[1] != Status.UNKNOWN]:
             self._is_reported = True
             error = unobserved(self._callee, self._method, self._title(), failed, awaited=self._iterated)

@@ -93,7 +93,7 @@ def show_kept_logs(run: LocalRun, output: TextOutput, words: str | None, *, tail
 
 
 def _lost_nodes(run: LocalRun) -> dict[str, str]:
-    """Return a map from each node on another machine to the place of its logs."""
+    """Return a map from each node on another machine to the location of its logs."""
     assert run.logs is not None
     files, facts = RunFiles(run.logs), RunSnapshot(run.run, run.since)
     for file in files.listing():

@@ -397,7 +397,7 @@ class RemoteQueue(QueueDestination):
             self._fill_window()
         elif what == "cancelled":
             put = self._pop_put(facts[0])
-            if put is not None:  # the put was recalled, and has not been answered before
+            if put is not None:  # the put was withdrawn before it was answered
                 put.end_late()
             self._fill_window()
             self._client.giving_back.confirmed(self, facts[0])

@@ -63,7 +63,7 @@ def places(scheduler: Scheduler) -> list[tuple[Any, str, Any]]:
         process = scheduler.current
         assert process is not None
         first = process.actors[0] if process.actors else None
-        # The scheduler's own thread runs a driver's loop, so no thread of the driver has its tasks.
+        # A driver's loop runs on the scheduler's thread, so its tasks belong to none of the driver's own threads.
         return _as_thread(first) if isinstance(first, ThreadActor) else SimThread("MainThread", scheduler._thread, None)
 
     def actor_of(native_id: int | None) -> ThreadActor | None:

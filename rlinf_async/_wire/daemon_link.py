@@ -478,8 +478,8 @@ class PeerLink:
             if silent >= self.lease + beat:
                 self._abandon(self._silence())
             elif silent > _SILENT_BEATS * beat:
-                # After an outage TCP recovers each direction separately: a peer that this side still receives may not
-                # receive this side. Only the dialling side opens another connection.
+                # After an outage TCP recovers each direction separately: this side may still hear a peer that cannot
+                # hear it. Only the dialling side opens another connection.
                 # tests/simulation/test_sim_cluster.py::test_a_cut_costs_no_node_whichever_direction_tcp_takes_up_first
                 self._is_deaf = True
                 if self._redial is not None:

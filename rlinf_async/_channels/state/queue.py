@@ -200,7 +200,7 @@ class Queue:
                 for item in waiting:
                     if (client := self.clients.get(item.producer)) is not None:
                         client.puts.pop(item.number, None)
-                    if item.sent:  # no put follows the item, so it need not wait for room
+                    if item.sent:  # no put message will follow, so accept it even if the queue is full
                         self._accept(key_queue, item, steps)
                     else:
                         steps.append((QueueAction.CLOSED, item))
@@ -383,7 +383,7 @@ class Queue:
                 self._run(key_queue, steps)
 
     def _free_bytes(self, steps: list[Step]) -> None:
-        """If batches that wait for more items hold every byte, fail one of them."""
+        """If incomplete batches use up the whole byte budget, fail one of them."""
         if self.budget.deadlocked:
             get = next(iter(self.budget.partial))
             del self.clients[get.consumer].gets[get.number]

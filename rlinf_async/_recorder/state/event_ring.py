@@ -45,7 +45,7 @@ EVENT: Final = struct.Struct("<BBHIdQ")
 LENGTH: Final = struct.Struct("<H")
 USED: Final = struct.Struct("<I")
 
-# Metric that counts the operations omitted at a high rate.
+# Metric that counts the operations not recorded because too many arrived at once.
 SKIPPED: Final = "rlinf_recorder_skipped_operations_total"
 
 MAX_NAME_BYTES: Final = 200

@@ -245,7 +245,7 @@ def layout_of(source: Any, select: Select, naming: Naming) -> ParamTree:
     for path, tensor in items_of(source, select, naming):
         if path in found:
             raise WeightMismatch(f"a function of weights has yielded {name_of(path)!r} twice")
-        if not why_without_values(tensor):  # the manifest refuses other tensors by name
+        if not why_without_values(tensor):  # the manifest rejects the others, and names them in the error
             tensor = torch.empty([1] * tensor.dim(), dtype=tensor.dtype).expand(tensor.shape)
         found[path] = tensor
     return ParamTree(found)
