@@ -56,3 +56,14 @@ async def test_a_stopped_child_is_described(child: subprocess.Popen[bytes]) -> N
     assert processes.describe() == f"the server (pid {child.pid}) is stopped"
     processes.close()
     processes.close()
+
+
+async def test_kill_ends_a_stopped_process_and_passes_over_dead_ones(child: subprocess.Popen[bytes]) -> None:
+    processes = EngineProcesses("llm:0")
+    with subprocess.Popen(["true"]) as dead:
+        processes.add(dead.pid, "the scheduler")
+    processes.add(child.pid, "the server")
+    os.kill(child.pid, signal.SIGSTOP)
+    processes.kill()
+    assert child.wait(10) == -signal.SIGKILL
+    processes.close()
