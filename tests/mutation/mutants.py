@@ -39,6 +39,7 @@ _LOG_METHODS: Final = frozenset({"debug", "info", "warning", "error", "exception
 _TEXT_FUNCTIONS: Final = frozenset({"__repr__", "__str__", "__rich__"})
 _DANGEROUS: Final = frozenset({"end_scripts"})
 """Functions that choose among all processes of the machine which ones to kill: a mutant would kill the others."""
+_COMMENT: Final = re.compile(r"  # .*")
 _FLAGS_OF_CLASSES: Final = frozenset({"repr", "slots", "frozen", "kw_only", "eq", "compare"})
 
 
@@ -48,7 +49,7 @@ class Mutant:
 
     module: str
     source: str
-    """Digest of the module's text as it was when the mutant was made."""
+    """Digest of the module's code as it was when the mutant was made."""
     key: str
     line: int
     operator: str
@@ -198,7 +199,12 @@ def _changes_nothing(node: ast.AST) -> bool:
 
 
 def digest(source: bytes) -> str:
-    return hashlib.sha256(source).hexdigest()[:12]
+    """Return a digest that changes with the code, not with comments, docstrings and layout."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = ""
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:12]
 
 
 @functools.cache
@@ -212,7 +218,7 @@ def mutants_of(module: str, source: bytes) -> tuple[Mutant, ...]:
     version, lines = digest(source), source.decode().split("\n")
     for place in _Finder(source).visit(ast.parse(source), ()):
         before = source[place.start : place.end].decode()
-        line = lines[place.line - 1].strip()
+        line = _COMMENT.sub("", lines[place.line - 1]).strip()
         name = "\0".join((module, place.scope, place.operator, line, before, place.text))
         seen[name] += 1
         key = hashlib.sha256(f"{name}\0{seen[name]}".encode()).hexdigest()[:8]

@@ -77,10 +77,18 @@ def test_every_mutant_of_a_module_is_another_program() -> None:
 
 
 def test_the_key_of_a_mutant_outlives_a_change_elsewhere() -> None:
-    first, second = (mutants_of("m.py", source) for source in (b"x = a < b", b"y = a\n\nx = a < b"))
+    first, second = (mutants_of("m.py", source) for source in (b'"""It."""\nx = a < b', b"y = a\n\nx = a < b"))
     assert [mutant.key for mutant in first] == [mutant.key for mutant in second]
     assert [mutant.line for mutant in second] == [3]
     assert first[0].source != second[0].source
+
+
+def test_words_change_neither_the_key_nor_the_source() -> None:
+    first, second = (
+        mutants_of("m.py", source)
+        for source in (b'"""It."""\nx = a < b', b'"""What it is."""\n# Why.\nx = a < b  # A reason.')
+    )
+    assert [(each.key, each.source) for each in first] == [(each.key, each.source) for each in second]
 
 
 @pytest.fixture(scope="module")
