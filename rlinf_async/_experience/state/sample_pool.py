@@ -443,4 +443,4 @@ def _rank_of(group: SampleGroup) -> tuple[int, int]:
 
 
 def _stale(groups: list[SampleGroup], oldest: int) -> int:
-    return bisect.bisect_left(groups, (oldest, 0), key=_rank_of)
+    return bisect.bisect_left(groups, oldest, key=lambda group: group.rank[0])
