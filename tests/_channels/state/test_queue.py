@@ -430,6 +430,15 @@ def test_the_end_waits_for_what_another_consumer_may_give_back() -> None:
     assert acts(queue.taken(C, all_of(1))) == [(QueueAction.ENDED, 1)]
 
 
+def test_the_end_waits_for_what_an_earlier_batch_may_give_back() -> None:
+    queue = weighted(1, 2)
+    queue.get(D, 1, K)
+    queue.get(C, 1, K, 5)  # gathers the second item; D may return the first
+    queue.get(D, 2, K)
+    assert queue.close() == []
+    assert given(queue.cancel(C, 1)) == [(D, [2])]
+
+
 def test_at_the_end_a_batch_gets_what_there_is() -> None:
     queue = weighted(1)
     queue.get(C, 1, K, 5)
