@@ -1,4 +1,4 @@
-"""Ranks that have answered a call of a pool with word of their own end."""
+"""``PoolCalls``: ranks that have answered with word of their own end, and ranks that say nothing."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rlinf_async._core import frames
+from rlinf_async._core import clock, frames
 from rlinf_async._core.frames import Status
 from rlinf_async._group.pool_calls import PoolCalls
-from rlinf_async._group.rank_pool import PoolRequest, Standing
+from rlinf_async._group.rank_pool import Attempt, PoolRequest, Standing
 
 
 @pytest.mark.parametrize("is_owner", [True, False])
@@ -36,3 +36,19 @@ def test_a_rank_is_away_where_its_death_says_so_or_its_owner_starts_it_elsewhere
     assert attempt is not None
     pool.ended(attempt, 10, status, frames.pack(body))
     assert pool._state.standing == [by_owner if is_owner else by_others]
+
+
+def test_the_calls_behind_a_stalled_call_go_to_another_rank() -> None:
+    started: list[int] = []
+    owner = SimpleNamespace(_start=lambda attempt: not started.append(attempt.rank), _stall=Attempt.detach)
+    events = SimpleNamespace(counts_from=lambda since: since)
+    client = SimpleNamespace(listen=lambda *_: None, lost_nodes={}, events=events)
+    members: Any = SimpleNamespace(
+        size=2, endpoints=[10, 11], deaths={}, client=client, is_held=lambda rank: False, supervisor=None
+    )  # fmt: skip
+    pool = PoolCalls(members)
+    for timeout in (5.0, None):
+        pool._state.submit(PoolRequest((0, 1), 1, timeout, key="talk", owner=owner), clock.monotonic() - 10.0)
+    pool._due = 0.0
+    pool._look_for_stalls()
+    assert started == [1]
