@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from rlinf_async._core import codec, frames
 from rlinf_async._core.frames import Status
 from rlinf_async._group import call_deadlines
-from rlinf_async._group.members import Members
+from rlinf_async._group.members import Members, WaitingCall
 from rlinf_async._recorder import recording
 from rlinf_async.errors import LaunchError, NodeLost
 from rlinf_async.outcome import CallDeadline
@@ -43,6 +45,17 @@ def test_a_call_of_no_stream_has_no_credit_so_that_its_answers_may_leave_togethe
     call: Any = SimpleNamespace()
     members._send(members.callee([0, 1]), call, "step", [(b"", ()), (b"", ())], same)
     assert sent == [{"credit": 0}]
+
+
+def test_a_call_cancelled_before_it_leaves_closes_its_descriptors(members: Members) -> None:
+    with tempfile.TemporaryFile() as file:
+        fds = [os.dup(file.fileno()) for _ in range(2)]
+    handler: Any = SimpleNamespace(_cancel_wanted=True, _call=0)
+    bodies = [(b"", fds[:1]), (b"", fds[1:])]
+    assert members._leave(WaitingCall(members.callee([0, 1]), handler, "step", bodies, False, [0, 1]))
+    for fd in fds:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
 
 
 @pytest.mark.parametrize(
