@@ -127,6 +127,17 @@ async def test_another_object_gets_the_next_version_and_the_one_before_keeps_its
     second["a"].fill_(9)  # both in memory of their own
 
 
+async def test_another_object_gets_the_version_that_the_one_before_has() -> None:
+    place = Place(weights(0))
+    async with found(place) as (publisher, subscriber):
+        await (await publisher.publish(weights(1)))
+        place.model = weights(0)
+        subscriber._send(messages.NEED, 1, None)
+        async with asyncio.timeout(5):
+            while not place.model["a"].any():
+                await asyncio.sleep(0)
+
+
 async def test_another_object_that_does_not_fit_fails_the_version_and_may_fit_the_next() -> None:
     first, second = weights(0), {"a": torch.zeros(3, 5)}
     place = Place(first)
