@@ -102,6 +102,32 @@ async def test_a_sender_is_told_although_its_receiver_has_nothing_to_say(monkeyp
     receiver.close()
 
 
+async def test_frames_of_one_socket_are_acknowledged_on_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(settings.DIRECT_ACK_S.variable, "60")
+    loop = asyncio.get_running_loop()
+    heard: list[int] = []
+
+    def on_frame(frame: list[object], _: object) -> None:
+        heard.append(frame[4])  # type: ignore[arg-type]
+
+    sockets = *socket.socketpair(), *socket.socketpair()
+    ends = [Connection(each, loop, on_frame=on_frame, on_closed=print, resumable=True) for each in sockets]
+    sender, receiver, answered, answering = ends
+    sender.link(answered)
+    receiver.link(answering)
+    for end in ends:
+        end.open()
+    for number in range(ACK_FRAMES):
+        sender.send((frames.MESSAGE, 0, 7, 0, number, b""))
+    await until(lambda: len(heard) == ACK_FRAMES)
+    answering.send((frames.MESSAGE, 0, 7, 0, ACK_FRAMES, b""))
+    await until(lambda: len(heard) > ACK_FRAMES)
+    kept = len(sender._writer.buffer.kept)
+    for end in ends:
+        end.close()
+    assert kept == 0
+
+
 async def test_a_broken_socket_is_behind_from_the_write_on_that_fails() -> None:
     """Its end is handled later; a frame that another way takes meanwhile would overtake those that this one keeps."""
     near, far = socket.socketpair()
