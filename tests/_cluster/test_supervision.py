@@ -1,4 +1,4 @@
-"""Supervision: ranks that are started side by side."""
+"""Supervision: ranks that are started side by side or one after the other."""
 
 from __future__ import annotations
 
@@ -38,3 +38,27 @@ async def test_a_start_that_fails_leaves_none_of_the_others_unawaited() -> None:
     with pytest.raises(RuntimeError, match="is being closed"):
         await supervision._start_all([])
     assert supervision.started == [1]
+
+
+class Returning(Supervision):
+    """Rank 0 is back only after rank 1, which dies meanwhile."""
+
+    def __init__(self) -> None:
+        self._away = {0: {}}
+        self._changed = asyncio.Event()
+        self._is_back = asyncio.Event()
+
+    async def _bring_rank_back(self, rank: int) -> None:
+        if rank == 0:
+            self._away[1] = {}
+            self._changed.set()
+            await self._is_back.wait()
+        self._is_back.set()
+        del self._away[rank]
+
+
+async def test_a_rank_that_dies_waits_for_no_other_to_return() -> None:
+    supervision = Returning()
+    async with asyncio.timeout(5):
+        await supervision._bring_each_back()
+    assert not supervision._away
