@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,8 +52,9 @@ async def test_a_rank_that_is_dead_or_gone_does_not_come(router: Router, worker:
     assert not await may_come(router, worker)
 
 
-@pytest.mark.parametrize("node", [0, 1])
-async def test_nobody_has_another_process_killed(router: Router, worker: Endpoint, node: int) -> None:
+@pytest.mark.parametrize(("node", "process"), [(0, None), (1, SimpleNamespace(kill=print))])
+async def test_nobody_has_another_process_killed(router: Router, worker: Endpoint, node: int, process: Any) -> None:
+    worker.process = process
     requester = Requester(frames.endpoint(node, worker.number), 1)
     with pytest.raises(ValueError, match="only a worker"):
         await StuckRanks(router).kill_stuck(requester, operations.KillStuck("was killed"))
