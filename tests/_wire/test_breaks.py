@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -163,14 +164,14 @@ class Socket:
 def test_after_a_socket_that_never_arrived_both_sides_link_the_next_ones_or_neither_does() -> None:
     """A side that takes them for linked says on one what has come on the other; the other side would not hear it."""
 
-    def table() -> DirectSockets:
-        return DirectSockets(lambda peer, received: None, lambda *frame: None, lambda *end: None)
+    def table(send_resume: Callable[[int, int], None] = lambda peer, received: None) -> DirectSockets:
+        return DirectSockets(send_resume, lambda *frame: None, lambda *end: None)
 
-    made_here, given_here, made_there, given_there = (table() for _ in range(4))
+    made_here, given_here, made_there = (table() for _ in range(3))
+    given_there = table(lambda peer, received: made_here.resume(2, received))
     made_here.add(2, Socket(), given_here)  # type: ignore[arg-type]
     made_here.broke(2)
     given_there.resume(1, 0)
-    made_here.resume(2, 0)
     here, there = Socket(), Socket()
     made_here.add(2, here, given_here)  # type: ignore[arg-type]
     given_there.add(1, there, made_there)  # type: ignore[arg-type]
