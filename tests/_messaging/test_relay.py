@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlinf_async._core.failures import pack_error
-from rlinf_async._messaging.relayed_broadcast import END, HOST, RelayedBroadcast
+from rlinf_async._messaging.relayed_broadcast import END, HOST, RelayedBroadcast, _SegmentRoom, open_landed
 from rlinf_async._messaging.state import relay_plan
 from rlinf_async._messaging.state.relay_plan import BRING, ROOM, WHOLE, piece_sizes
 from rlinf_async.errors import PeerLost, TransferFailed
@@ -229,3 +229,11 @@ def test_the_former_host_of_a_broadcast_is_told_that_it_lets_go() -> None:
     broadcast.close()
     assert (former.words[-2:], host.words) == ([WHOLE, END], [HOST, BRING, END])
     assert told == []
+
+
+def test_memory_that_landed_is_opened_by_its_name() -> None:
+    room = _SegmentRoom(8)
+    room.memory[:] = b"received"
+    content = open_landed(room.finish(1), [8], b"")
+    room.abandon()
+    assert content.memory() == b"received"
