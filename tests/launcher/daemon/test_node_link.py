@@ -37,7 +37,9 @@ async def test_a_body_without_memory_is_reported_and_ends_no_link(
         short.setattr(of, step, Mock(side_effect=OSError(errno.EMFILE, "no descriptor is free")))
         node_link._bulk(_HEADER.pack(1, 8, 0) + b"body")
         node_link._bulk(_HEADER.pack(1, 8, 4) + b"rest")
-    node_link._bulk(_HEADER.pack(2, 8, 0) + b"the next")
+    node_link._bulk(_HEADER.pack(2, 8, 0) + b"the nex")
+    assert len(came) == 1, "a byte is lacking"
+    node_link._bulk(_HEADER.pack(2, 8, 7) + b"t")
     (refused, why), passed = came
     assert (refused, passed, node_link.over) == (0, (1, 8), None)
     assert why.startswith("8 bytes from node 1 could not be taken in: [Errno 24] no descriptor is free (it may open ")
