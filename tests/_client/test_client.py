@@ -11,6 +11,7 @@ import pytest
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import frames
 from rlinf_async._core.frames import Status
+from rlinf_async.errors import NodeLost
 
 WORKER, CALL = frames.endpoint(0, 5), 7
 
@@ -52,3 +53,19 @@ async def test_a_call_that_could_not_be_sent_is_not_open(monkeypatch: pytest.Mon
     client._calls.clear()
     client.close()
     assert left == {}
+
+
+async def test_a_call_to_a_lost_node_fails_on_a_closed_loop_too() -> None:
+    loop = asyncio.new_event_loop()
+    client = NodeClient(loop)
+    client.lost_nodes[0] = NodeLost("it burnt")
+    heard: list[int] = []
+    handler: Any = SimpleNamespace(
+        _targets=[WORKER], _mark_departed=lambda: None, _answer=lambda slot, status, body: heard.append(status)
+    )
+    client._calls[CALL] = handler
+    loop.close()
+    client._departed(CALL, handler)
+    client._calls.clear()
+    client.close()
+    assert heard == [Status.LOST]
