@@ -396,8 +396,7 @@ class SocketReader:
             broken = str(error)
         # Read the other sockets before handling the first of these frames: data on them was sent earlier, and these
         # frames may depend on it. Do so only after reading this socket, because an earlier read could miss some of that
-        # data. tests/_wire/test_unix.py::
-        # test_what_has_arrived_on_another_way_before_is_handled_before_and_after_what_came_before_it
+        # data. tests/_client/test_client.py::test_a_daemons_earlier_frames_precede_later_direct_ones
         if self._on_arrival is not None:
             self._on_arrival()
         self.handle()

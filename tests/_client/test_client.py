@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import frames
 from rlinf_async._core.frames import Status
-from rlinf_async.errors import NodeLost
+from rlinf_async._wire.unix import Connection
+from rlinf_async.errors import ClosedError, NodeLost
 
 WORKER, CALL = frames.endpoint(0, 5), 7
 
@@ -37,6 +39,45 @@ async def test_what_a_worker_has_still_said_on_its_own_socket_comes_before_word_
     client._calls.clear()
     client.close()
     assert heard == ([Status.OK] if told == Status.OK else [Status.ITEM, told])
+
+
+async def test_a_daemons_earlier_frames_precede_later_direct_ones() -> None:
+    """A frame of the daemon stands before those sent directly after it, and behind those sent directly before."""
+    client = NodeClient(asyncio.get_running_loop())
+    (daemon, near), (worker, near_worker) = socket.socketpair(), socket.socketpair()
+    heard: list[int] = []
+
+    def from_daemon(frame: list[Any], fds: list[int]) -> None:
+        direct.drain()
+        heard.append(frame[4])
+
+    def from_worker(frame: list[Any], fds: list[int]) -> None:
+        heard.append(frame[4])
+
+    def packed(*numbers: int) -> bytes:
+        return b"".join(frames.pack((frames.CANCEL, 0, 1, [], number)) for number in numbers)
+
+    client._connection = Connection(near, client.loop, on_frame=from_daemon, on_closed=print)
+    direct = client.connect_directly(near_worker, on_frame=from_worker, on_closed=print)
+    worker.sendall(packed(1, 2))
+    daemon.sendall(packed(3, 4))
+    assert direct.reader.read() is not False
+    assert heard == [1, 2, 3, 4]
+    daemon.sendall(packed(5, 7))
+    worker.sendall(packed(6))
+    client._connection.drain()
+    assert heard[4:] == [6, 5, 7]
+    direct.close()
+    client.close()
+    daemon.close()
+    worker.close()
+
+
+async def test_a_closed_client_ends_waits_for_its_welcome() -> None:
+    client = NodeClient(asyncio.get_running_loop())
+    client.close()
+    with pytest.raises(ClosedError, match="the cluster is closed"):
+        await client.ready.async_wait(1)
 
 
 async def test_a_call_that_could_not_be_sent_is_not_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlinf_async import NodeLost
-from rlinf_async._cluster.launch import _belongs_to_python, _undo, reserve_now
+from rlinf_async._cluster.launch import _surroundings, _undo, reserve_now
 from rlinf_async._core.operations import CloseGroup, Release, Reserve
 from rlinf_async.work import Work
 
@@ -34,11 +34,16 @@ async def test_a_launch_that_had_its_name_is_closed_on_each_node_that_is_there(n
     assert sorted(asked, key=str) == [(0, CloseGroup), (0, Release), (1, CloseGroup)] * named
 
 
-def test_what_belongs_to_an_interpreter_is_its_library_zipped_or_not_and_its_packages(tmp_path: Path) -> None:
+@pytest.mark.parametrize("python", [None, sys.executable, "/other/python"])
+def test_only_another_interpreter_is_spared_the_library_and_packages(
+    python: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = Path(sysconfig.get_path("stdlib"))
     zipped = library.with_name(f"python{sys.version_info.major}{sys.version_info.minor}.zip")
     own = [zipped, library, library / "lib-dynload", Path(sysconfig.get_path("purelib"))]
-    assert [_belongs_to_python(str(entry)) for entry in (*own, tmp_path)] == [True, True, True, True, False]
+    monkeypatch.setattr(sys, "path", [str(entry) for entry in (*own, tmp_path)])
+    kept = [tmp_path] if python == "/other/python" else [*own, tmp_path]
+    assert _surroundings(python)["sys_path"] == [str(entry) for entry in kept]
 
 
 @pytest.mark.parametrize("granted", [True, False])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_async._cluster.launch_config import wanted_nodes
+from rlinf_async._cluster.launch_config import trace_wanted, wanted_nodes
 from rlinf_async.configuration import ClusterConfig
 from rlinf_async.errors import ConfigError
 
@@ -29,3 +29,9 @@ def test_no_number_of_nodes_and_zero_leave_it_to_the_other_and_mean_all(
 def test_a_number_that_is_none_or_that_the_configuration_contradicts_is_an_error(asked: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         wanted_nodes(asked, ClusterConfig(num_nodes=2))
+
+
+@pytest.mark.parametrize("given", [3, ""])
+def test_a_trace_to_no_path_is_an_error(given: Any) -> None:
+    with pytest.raises(ConfigError, match=f"trace= takes the path of a file.*got {given!r}"):
+        trace_wanted(given, None, {})

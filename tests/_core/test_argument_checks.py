@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from rlinf_async._core.argument_checks import MAX_INTEGER, seconds, whole_number
 
 
 @given(st.integers())
+@example(MAX_INTEGER)
+@example(MAX_INTEGER + 1)
 def test_a_whole_number_is_itself_or_refused(value: int) -> None:
     if 0 <= value <= MAX_INTEGER:
         assert whole_number(value, "weight", "put()") == value

@@ -40,6 +40,7 @@ def test_what_a_get_wants_is_read_or_refused() -> None:
         (0, {"target": 0}),
         (7, {"target": 7}),
         ([7], {"target": 7, "nowait": True}),
+        ([0], {"target": 0, "nowait": True}),
         ([7, frames.WAIT], {**some, "partly": False, "nowait": False}),
         ([7, frames.NOWAIT], {**some, "partly": False, "nowait": True}),
         ([7, frames.SOME], {**some, "partly": True, "nowait": True}),

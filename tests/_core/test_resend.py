@@ -115,6 +115,8 @@ def test_a_loss_is_noticed_when_the_frame_that_it_concerns_is_complete(opened: l
     incoming = Incoming()
     assert receive(incoming, truncated=True) == []
     assert receive(incoming, fds=[opened[1]]) == []
+    with pytest.raises(OSError, match="Bad file descriptor"):  # it belongs to no frame, and is closed
+        os.fstat(opened[1])
     assert receive(incoming, message(0), message(1)) == ["start again"]
     assert receive(incoming, message(2)) == []
 

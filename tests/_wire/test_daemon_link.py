@@ -208,6 +208,16 @@ async def test_who_is_heard_and_hears_nothing_gets_another_connection():
     assert owner.lost == ["what is sent does not arrive, and it does not go on with this link: it was meant to"]
 
 
+@once
+async def test_a_link_that_has_ended_sends_no_heartbeats():
+    wire = Wire(Stream(), Stream())
+    link = PeerLink(1, wire)
+    for each in (wire.control, wire.bulk):
+        each.coming.put_nowait(daemon_link._GOODBYE)
+    await link.close()
+    assert link._beat.cancelled()
+
+
 async def broken() -> bytes:
     raise Broken("it broke")
 

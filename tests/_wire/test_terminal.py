@@ -63,16 +63,22 @@ def test_a_long_text_leaves_in_parts_that_a_pipe_takes_without_blocking(monkeypa
     assert sizes == [4096, 4096, 1808]
 
 
-def test_what_follows_a_pause_is_shown_too(tmp_path: Path) -> None:
+def test_the_thread_waits_for_text_and_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, waits = Terminal(), threading.Event()
+    wait = terminal._wait
+
+    def wait_for(fd: int | None) -> bool:
+        if fd is None:
+            waits.set()
+        return wait(fd)
+
+    monkeypatch.setattr(terminal, "_wait", wait_for)
     with (tmp_path / "out").open("w") as file:
-        terminal = Terminal()
         terminal.write(file, "one\n")
-        assert terminal._thread is not None
-        until = time.monotonic() + 10
-        while terminal._thread.is_alive() and not terminal._idle and time.monotonic() < until:
-            time.sleep(0.001)  # it has nothing more to write
+        has_waited = waits.wait(10)
         terminal.write(file, "two\n")
         terminal.close()
+    assert has_waited
     assert (tmp_path / "out").read_text() == "one\ntwo\n"
 
 

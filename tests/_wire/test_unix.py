@@ -202,40 +202,6 @@ async def test_what_has_not_left_is_counted_and_the_end_of_a_jam_told(ends: Any)
     assert a.connection.queued_bytes == 0
 
 
-async def test_what_has_arrived_on_another_way_before_is_handled_before_and_after_what_came_before_it() -> None:
-    """A word of the daemon is heard before what came past it later, and behind what had come past it earlier."""
-    loop = asyncio.get_running_loop()
-    (slow, near_slow), (fast, near_fast) = socket.socketpair(), socket.socketpair()
-    heard: list[int] = []
-
-    def from_slow(frame: list[Any], fds: list[int]) -> None:
-        quick.drain()
-        heard.append(frame[4])
-
-    def from_fast(frame: list[Any], fds: list[int]) -> None:
-        heard.append(frame[4])
-
-    def listen_to_the_slow_one() -> None:
-        if not thorough.reader.is_handling:
-            thorough.drain()
-
-    thorough = Connection(near_slow, loop, on_frame=from_slow, on_closed=print)
-    quick = Connection(near_fast, loop, on_frame=from_fast, on_closed=print, on_arrival=listen_to_the_slow_one)
-    packer = frames.new_packer()
-    fast.sendall(packer.pack(signal_frame(1)) + packer.pack(signal_frame(2)))
-    slow.sendall(packer.pack(signal_frame(3)) + packer.pack(signal_frame(4)))
-    assert quick.reader.read() is not False
-    assert heard == [1, 2, 3, 4]
-    slow.sendall(packer.pack(signal_frame(5)))
-    fast.sendall(packer.pack(signal_frame(6)))
-    thorough.drain()
-    assert heard[4:] == [6, 5]
-    for sock in (slow, fast):
-        sock.close()
-    thorough.close()
-    quick.close()
-
-
 async def test_it_is_said_when_the_kernel_has_a_frame_and_not_before(
     ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:

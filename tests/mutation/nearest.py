@@ -92,7 +92,7 @@ NEAREST: Final = {
     "rlinf_async/_wire/reachable.py": "tests/_wire/test_dial.py",
     "rlinf_async/_wire/remote_exit.py": "tests/launcher/remote/test_prologue.py tests/launcher/remote/test_ssh.py",
     "rlinf_async/_wire/send_buffer.py": "tests/_wire/test_unix.py tests/_wire/test_breaks.py",
-    "rlinf_async/_wire/unix.py": "tests/_wire/test_breaks.py tests/_wire/reading",
+    "rlinf_async/_wire/unix.py": "tests/_client/test_client.py tests/_wire/test_breaks.py tests/_wire/reading",
     "rlinf_async/_wire/socket_writer.py": "tests/_wire/test_send_buffer.py tests/_wire/test_breaks.py",
     "rlinf_async/_wire/reading": "tests/_wire/reading",
     "rlinf_async/_wire/reading/idle_reader.py": "tests/_wire/reading tests/_wire/test_breaks.py",

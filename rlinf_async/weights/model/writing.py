@@ -50,7 +50,7 @@ def stand_in(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -
 class Update:
     """Weights that fit a destination and have not been written yet.
 
-    targets, sources: the destination's tensors, each once, and their new values.
+    Attributes:
         targets, sources: tensors of the destination, each once, and their new values.
         values: places of values other than tensors, with their new values.
     """

@@ -180,6 +180,18 @@ def test_a_socket_is_closed_while_the_other_thread_is_busy(ends: Ends) -> None:
     assert ends.reader.gate().wait(0) is False
 
 
+def test_a_thread_that_has_read_the_end_stops_reading(ends: Ends) -> None:
+    busy, may_go_on = threading.Event(), threading.Event()
+    ends.other.call_soon_threadsafe(lambda: (busy.set(), may_go_on.wait(5)))
+    assert busy.wait(5)
+    ends.theirs.close()
+    ends.reader.read_for(5)
+    read_on = dict(ends.reader._readers)
+    may_go_on.set()
+    assert ends.ended.wait(5)
+    assert read_on == {}
+
+
 def test_a_successor_that_takes_the_number_of_a_closed_socket_is_read_by_both_threads(
     ends: Ends,
 ) -> None:

@@ -97,6 +97,8 @@ class Player:
         self._begin(self.world.follower(who, "hand", numbers[is_later]), who)
 
     async def deliver(self, seconds: float | None) -> None:
+        if len(self.following) < FOLLOWERS:
+            seconds = 5.0  # without a deadline it waits for the ranks that have never followed, until ``ack_timeout``
         await self.world.trainer("deliver", None if seconds is None else seconds * self.world.second)
 
     async def cancel(self, turns: int, begins: bool) -> None:

@@ -166,7 +166,7 @@ class Follower:
         self._inside = 0
         """Readers who stay."""
         self._handed: set[int] = set()
-        """Versions that calls have written into memory that snapshots share."""
+        """Versions that calls have written."""
         self._may_go_back = False
         self._order = asyncio.Lock()
         self._readers: dict[asyncio.Task[None], asyncio.Event] = {}
@@ -272,7 +272,7 @@ class Follower:
         if self.weights is not None and self.last and not self._is_misfit:
             with self._told("a reader who keeps"):
                 async with self.weights.reading(0.2) as version:
-                    if version and version not in self._handed:
+                    if version:
                         self._kept.append((version, {name: tensor.detach() for name, tensor in self.model.items()}))
                         del self._kept[:-2]
 
@@ -311,12 +311,17 @@ class Follower:
         def write() -> None:
             if self._is_misfit:
                 raise ValueError("it does not fit")
+            self._kept = [kept for kept in self._kept if not self._shares_memory(kept[1])]
             for tensor in self.model.values():
                 tensor.fill_(float(version))
             self._handed.add(version)
 
         with self._told("who calls"), contextlib.suppress(ValueError):
             await self.weights.accept(write, version)
+
+    def _shares_memory(self, snapshot: dict[str, torch.Tensor]) -> bool:
+        """True of a snapshot taken while the model stood in its own memory, which calls write in place."""
+        return any(kept.data_ptr() == self.model[name].data_ptr() for name, kept in snapshot.items())
 
     async def has(self, version: int) -> bool:
         """True if it has the version within some seconds."""
