@@ -269,10 +269,10 @@ class Follower:
 
     async def keep(self) -> None:
         """Keep a snapshot of the parameters."""
-        if self.weights is not None and self.last and not self._is_misfit:
+        if self.weights is not None and self.last:
             with self._told("a reader who keeps"):
                 async with self.weights.reading(0.2) as version:
-                    if version:
+                    if version and not self._is_misfit:
                         self._kept.append((version, {name: tensor.detach() for name, tensor in self.model.items()}))
                         del self._kept[:-2]
 
