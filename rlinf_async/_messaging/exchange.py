@@ -320,7 +320,8 @@ class Exchange:
         receives: bool,
         asked: Member | None = None,
     ) -> None:
-        """Find the missing members and start; the operation has waited its turn for the member ``asked``."""
+        # For the member ``asked``, the operation has already waited its turn. Joining an earlier lookup again would put it
+        # behind later operations.
         names = self._mailbox.names
         while missing:
             member = missing[0]
@@ -338,9 +339,11 @@ class Exchange:
 
                 # The roster arrives even if the operation has been abandoned; an abandoned operation must not be sent:
                 # tests/_messaging/test_mailbox.py::test_what_is_given_up_while_it_waits_for_a_name_is_never_sent
-                def on_roster(roster: Roster | None, error: Exception | None, after: int = after) -> None:
+                def on_roster(
+                    roster: Roster | None, error: Exception | None, after: int = after, asked: Member = member
+                ) -> None:
                     if not operation.done() and self._take_roster(operation, missing, found, roster, error, after):
-                        self._resolve(operation, missing, found, start, receives, member)
+                        self._resolve(operation, missing, found, start, receives, asked)
 
                 operation.withdraw = lambda error: names.leave(on_roster)
                 names.find(member.group, on_roster, member.rank, after)

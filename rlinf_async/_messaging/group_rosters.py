@@ -127,7 +127,7 @@ class GroupRosters:
                     lookup.waiting.remove(on_roster)
 
     def is_pending(self, group: str, rank: int, endpoint: int) -> bool:
-        """True if a lookup of a rank is pending other than that of the return of the process at ``endpoint``."""
+        # The lookup that waits for the return of the process at ``endpoint`` itself does not count.
         if not self._lookups:
             return False
         return any(
