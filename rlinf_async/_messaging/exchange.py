@@ -320,7 +320,7 @@ class Exchange:
         receives: bool,
         asked: Member | None = None,
     ) -> None:
-        # For the member ``asked``, the operation has already waited its turn. Joining an earlier lookup again would put it
+        # The operation has already waited its turn for the member ``asked``. If it joined the lookup again, it would go
         # behind later operations.
         names = self._mailbox.names
         while missing:
