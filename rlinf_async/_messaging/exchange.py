@@ -157,7 +157,8 @@ class Exchange:
             receiving.peer = peers[0]
             self._mailbox.inbox.receive(receiving, peers[0], POINT_TO_POINT)
 
-        self._resolve(receiving, [member], [], start, receives=True)
+        # It was posted, so it goes ahead of those that still wait for an earlier lookup.
+        self._resolve(receiving, [member], [], start, receives=True, asked=member)
 
     # -- broadcast ----------------------------------------------------------------------------------------------
 
@@ -304,7 +305,7 @@ class Exchange:
         # test_whatever_a_rank_has_sent_before_its_death_others_than_its_receives_wait_for_its_return
         receives = receives and stream is None and len(members) == 1
         if len(members) == 1:
-            peer = self._known(members[0], receives)
+            peer = None if self._is_queued(members[0]) else self._known(members[0], receives)
             if peer is not None and peer.is_watched:
                 start((peer,))
                 return
@@ -317,15 +318,19 @@ class Exchange:
         found: list[Peer],
         start: Callable[[Sequence[Peer]], None],
         receives: bool,
+        asked: Member | None = None,
     ) -> None:
+        # The operation has already waited its turn for the member ``asked``. If it joined the lookup again, it would go
+        # behind later operations.
         names = self._mailbox.names
         while missing:
             member = missing[0]
-            peer = self._known(member, receives)
+            is_queued = member != asked and self._is_queued(member)
+            peer = None if is_queued else self._known(member, receives)
             if peer is None:
                 operation.missing = member
                 before = self._mailbox.peers.named(*member)
-                after = before.endpoint if before is not None and before.returns else 0
+                after = before.endpoint if before is not None and before.returns and not is_queued else 0
                 operation.is_away = bool(after)
                 if operation._timeout is not None and not after:
                     operation.explain = functools.partial(
@@ -334,9 +339,11 @@ class Exchange:
 
                 # The roster arrives even if the operation has been abandoned; an abandoned operation must not be sent:
                 # tests/_messaging/test_mailbox.py::test_what_is_given_up_while_it_waits_for_a_name_is_never_sent
-                def on_roster(roster: Roster | None, error: Exception | None, after: int = after) -> None:
+                def on_roster(
+                    roster: Roster | None, error: Exception | None, after: int = after, asked: Member = member
+                ) -> None:
                     if not operation.done() and self._take_roster(operation, missing, found, roster, error, after):
-                        self._resolve(operation, missing, found, start, receives)
+                        self._resolve(operation, missing, found, start, receives, asked)
 
                 operation.withdraw = lambda error: names.leave(on_roster)
                 names.find(member.group, on_roster, member.rank, after)
@@ -389,21 +396,25 @@ class Exchange:
         found.append(peer)
         return True
 
-    def _known(self, member: Member, receives: bool) -> Peer | None:
-        # A peer may introduce itself while earlier operations still wait for the lookup of its name. A new operation
-        # would overtake them and become the stream's first message, so it joins the lookup.
+    def _is_queued(self, member: Member) -> bool:
+        # A peer may introduce itself, and even die, while earlier operations still wait for the lookup of its name, or
+        # for the return of its rank's previous process. A new operation would overtake them, so it joins their lookup.
         # tests/_messaging/test_mailbox.py::
         # test_nobody_overtakes_those_who_wait_for_a_name_by_having_met_the_peer_meanwhile
+        # tests/_messaging/test_moments.py::test_nobody_overtakes_those_who_wait_for_a_name_whose_peer_came_and_died
+        peer = self._mailbox.peers.named(*member)
+        endpoint = -1 if peer is None else peer.endpoint
+        return member != self._me and self._mailbox.names.is_pending(*member, endpoint)
+
+    def _known(self, member: Member, receives: bool) -> Peer | None:
         mailbox = self._mailbox
         if member == self._me:
             return mailbox.peers.at(mailbox.peers.me)
         peer = mailbox.peers.named(member.group, member.rank)
-        if peer is None:
-            return None
-        # The peer has ended, so receive a message that has already arrived, or wait for the rank's next process.
-        if peer.error is not None:
-            return peer if receives and mailbox.inbox.has_message(peer, POINT_TO_POINT) else None
-        return None if mailbox.names.is_pending(*member) else peer
+        # If the peer has ended, receive a message that has already arrived, or wait for the rank's next process.
+        if peer is None or peer.error is None or (receives and mailbox.inbox.has_message(peer, POINT_TO_POINT)):
+            return peer
+        return None
 
 
 class _ObjectAcceptor:

@@ -126,10 +126,13 @@ class GroupRosters:
                 if on_roster in lookup.waiting:
                     lookup.waiting.remove(on_roster)
 
-    def is_pending(self, group: str, rank: int) -> bool:
+    def is_pending(self, group: str, rank: int, endpoint: int) -> bool:
+        # The lookup that waits for the return of the process at ``endpoint`` itself does not count.
         if not self._lookups:
             return False
-        return any(name == group and of in (None, rank) for name, of, _ in list(self._lookups))
+        return any(
+            name == group and of in (None, rank) and after != endpoint for name, of, after in list(self._lookups)
+        )
 
     def forget(self, group: str) -> None:
         """Drop an ended group's roster, because the same name may later belong to another group."""

@@ -157,6 +157,34 @@ def test_those_who_wait_for_a_rank_keep_their_order_when_it_speaks_before_its_re
     assert [b"first" in body for body in sent] == [True, False]
 
 
+@pytest.mark.parametrize("awaited", ["its name", "the return of an earlier process"])
+def test_nobody_overtakes_those_who_wait_for_a_name_whose_peer_came_and_died(network: Network, awaited: str) -> None:
+    """The peer has introduced itself meanwhile, and what it said before its death is here."""
+    network.supervised = {"b"}
+    network.names.discard("b")
+    if awaited == "the return of an earlier process":
+        network.a._mailbox._on_facts(frames.endpoint(1, 3), (message_facts.INTRODUCE, "b", 0, "n", 99), b"", [])
+        network.client("a").announce("ended", {"endpoint": frames.endpoint(1, 3), "report": REPORT | {"returns": True}})
+    receives = [network.a.recv("b", 0, None, None)]
+    sends = [network.a.send("first", "b", 0, None, None, None)]
+    for value in (1, 2):
+        network.b.send(value, "a", 0, None, None, None)
+    network.deliver()
+    ended(network, returns=True)
+    receives.append(network.a.recv("b", 0, None, None))
+    sends.append(network.a.send("second", "b", 0, None, None, None))
+    lookup, *of_return = network.lookups.pop("b")
+    network.lookups["b"] = of_return
+    lookup._settle(network.roster("b"))  # the dead process is still there
+    assert [receiving.wait(0) for receiving in receives] == [1, 2]
+    assert not any(sending.done() for sending in sends)
+    network.endpoints["b"] = frames.endpoint(1, 7)
+    network.publish("b")
+    assert [sending.wait(0) for sending in sends] == [None, None]
+    sent = [frame[5] for frame, _ in network.frames if frame[4][0] == message_facts.DATA]
+    assert [b"first" in body for body in sent] == [True, False]
+
+
 @pytest.mark.parametrize("what", ["a broadcast", "a line of the framework's own"])
 def test_whatever_a_rank_has_sent_before_its_death_others_than_its_receives_wait_for_its_return(
     network: Network, what: str
