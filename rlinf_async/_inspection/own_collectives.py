@@ -24,7 +24,7 @@ _PARTNERS: Final = {
 
 
 def collective_wait(frames: Sequence[FrameType]) -> Wait | None:
-    """Return the wait for other ranks of a collective, without its age; None outside of one. Outermost frame first."""
+    """Return the wait for other ranks in a collective, without its age; None if in none. Outermost frame first."""
     c10d: Any = sys.modules.get(_MODULE)
     if c10d is None or not any(frame.f_globals.get("__name__") == _MODULE for frame in frames):
         return None
