@@ -1,4 +1,4 @@
-"""Time series for a whole run, computed from its processes' timelines: weight versions, channel fill, step times."""
+"""Time series of a whole run, computed from its processes' timelines: weight versions, channel fill, step times."""
 
 from __future__ import annotations
 
