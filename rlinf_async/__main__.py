@@ -1,4 +1,4 @@
-"""``python -m rlinf_async``: prints the installed versions, and how to start."""
+"""``python -m rlinf_async``: prints the installed versions, and how to get started."""
 
 import argparse
 import importlib.metadata

@@ -398,7 +398,7 @@ class Channel:
                 is already available is taken.
 
         Returns:
-            A list; in a coroutine or with ``async_op`` a ``Work`` of it.
+            A list. In a coroutine, or with ``async_op``, a ``Work`` that resolves to it.
 
         Raises:
             ValueError: the next item alone weighs more than ``target_weight``, or the gathered items already fill
@@ -449,7 +449,7 @@ class Channel:
                 taken only if that many are available. Not allowed with ``wait=False``.
 
         Returns:
-            A list; in a coroutine or with ``async_op`` a ``Work`` of it.
+            A list. In a coroutine, or with ``async_op``, a ``Work`` that resolves to it.
 
         Raises:
             EndOfChannel: the channel is closed, and no items are left under this key; also with ``wait=False``.

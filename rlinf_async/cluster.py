@@ -450,7 +450,10 @@ class Cluster:
         return [node for node in self.nodes if node.node_rank not in self._client.lost_nodes]
 
     def find_free_port(self, max_port_num: int | None = None) -> IntOrWork:
-        """Return a free port on this node, at most ``max_port_num``. In a coroutine, return a ``Work`` for it."""
+        """Return a free port on this node, at most ``max_port_num``.
+
+        In a coroutine, return a ``Work`` that resolves to it.
+        """
         operation = operations.FreePort() if max_port_num is None else operations.LeasePort(max_port_num)
         port: IntOrWork = blocking(self._client.request(operation, what="a free port"))
         return port
@@ -466,7 +469,10 @@ class Cluster:
     get_path_env_merge_mode = staticmethod(get_path_env_merge_mode)
 
     def status(self, node: int | None = None) -> DictOrWork[Any]:
-        """Return the current state of a node's daemon as plain data. In a coroutine, return a ``Work`` for it."""
+        """Return the current state of a node's daemon as plain data.
+
+        In a coroutine, return a ``Work`` that resolves to it.
+        """
         request = self._client.request(operations.NodeStatus(), node=OWN_NODE if node is None else node)
         status: DictOrWork[Any] = blocking(request)
         return status
@@ -474,8 +480,8 @@ class Cluster:
     def why(self) -> ValueOrWork:
         """Return a ``Verdict`` on this run: which waits are open, and whether they will end.
 
-        In a coroutine, return a ``Work`` for it. This takes a second or two. ``print(await cluster.why())`` prints the
-        same text as ``rlinf-ctl stuck``.
+        In a coroutine, return a ``Work`` that resolves to it. This takes a second or two.
+        ``print(await cluster.why())`` prints the same text as ``rlinf-ctl stuck``.
         """
         # Imported late, because starting a cluster does not need the verdict's modules.
         from rlinf_async._inspection.asking import VERDICT, why

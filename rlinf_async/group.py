@@ -206,8 +206,8 @@ class WorkerGroup(Generic[W_co]):
         return len(self._ranks)
 
     def any(self, *, in_flight: int | None = None, key: Hashable = None, stall_timeout: float | None = None) -> AnyRank:
-        """Return an object that makes each call on one rank of this view: the live rank with the fewest of its open
-        calls.
+        """Return an object that makes each call on one rank of this view: the live rank with the fewest open calls
+        made in this way.
 
         If a rank dies, or is silent for ``stall_timeout``, another rank takes over its calls to ``idempotent`` methods,
         including streams, at most once per call; other calls fail. Ranks that are being restarted get no calls while

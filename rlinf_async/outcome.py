@@ -37,7 +37,7 @@ class CallDeadline:
 
     @classmethod
     def of(cls, given: Any) -> CallDeadline | None:
-        """Return the deadline given as ``launch(call_timeout=)``, by default the setting's; None for 0.
+        """Return the deadline given as ``launch(call_timeout=)``, or else the setting's; None if it is 0.
 
         Raises:
             ValueError: the argument is not a number of seconds.

@@ -126,7 +126,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     def _cancel_after_failure(self) -> bool:
         """Cancel this work because another work in ``wait_all`` has failed. Return False if it may continue for
-        long."""
+        a long time."""
         self._abandon()
         return self._done
 
@@ -178,8 +178,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return self._done
 
     def _follow(self, callback: Callable[[], None]) -> None:
-        """Call back at the end in the thread that settles the work, or now if it has ended; shows no interest in the
-        result."""
+        """Call back at the end in the thread that settles the work, or now if it has ended; does not count as
+        interest in the result."""
         with self._lock:
             if not self._done:
                 self._followers = [*(self._followers or ()), callback]
@@ -674,15 +674,15 @@ class _EndOfWork:
 def needs_of(works: Iterable[Work[Any]]) -> slow_waits.Needs:
     """Return the needs of a wait for all these works."""
     found = [work._needs() for work in works]
-    # If one target suffices for some part, the result cannot express that for this part alone, so it says so for the
-    # whole.
+    # If one target suffices for some part, the result cannot express that for this part alone, so it says that one
+    # target suffices for the whole wait.
     every = all(every or len(targets) == 1 for targets, every in found)
     targets: dict[Target, None] = dict.fromkeys(target for targets, _ in found for target in targets)
     return list(targets), every
 
 
 # Types for methods that return their result in code that may block, and a ``Work`` in coroutines. A type checker does
-# not know where a method is called, so it lets these types be used as the value and also be awaited for it. No object
+# not know where a method is called, so these types can be used like the value and can also be awaited. No object
 # is an instance of these classes. For bool and arbitrary objects there can be no such type, so ``Any`` is used.
 
 NoneOrWork: TypeAlias = Work[None]

@@ -96,7 +96,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
     _local_rank: int
     """``LOCAL_RANK``: index of the worker's own device among the visible devices."""
     _local_world_size: int
-    """``LOCAL_WORLD_SIZE``: the size that belongs to ``LOCAL_RANK``."""
+    """``LOCAL_WORLD_SIZE``: the number of workers among which ``LOCAL_RANK`` counts."""
     _node_local_rank: int
     """Position among the group's ranks on the worker's node."""
     _node_local_world_size: int
@@ -210,7 +210,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
         return f"{self._group_name}(rank={self._rank})"
 
     def on_restart(self, restart: Restart) -> None:
-        """Hook that runs on every rank after ranks of its group have been restarted, and before waiting calls.
+        """Hook that runs on every rank after ranks of its group have been restarted, before waiting calls are sent.
 
         Override it with ``def`` or ``async def``; by default it does nothing. Use it to rebuild objects that the ranks
         share, for example with ``torch.distributed.destroy_process_group()``, if there was a group, and

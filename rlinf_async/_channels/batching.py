@@ -24,7 +24,7 @@ from rlinf_async._waits.thread_gate import awaiting_loop
 T = TypeVar("T")
 
 MIN_BURST: Final = 4
-"""Number of requests answered together from which more requests in the same turn are likely."""
+"""Minimum number of requests answered together that makes more requests in the same turn likely."""
 
 _BURST_WINDOW_S: Final = 200e-6
 
@@ -81,7 +81,7 @@ class Batching:
         return self.gathers()
 
     def gathers(self) -> bool:
-        """Schedule a flush at the end of the loop's turn. Return False if no loop runs or a coroutine may block it."""
+        """Schedule a flush at the end of the loop's turn. Return False if there is no loop, or one that may block."""
         loop = awaiting_loop()
         if loop is None:
             return False

@@ -1,4 +1,4 @@
-"""Exceptions for a queue's refusals, and ``QueueEnd``: errors of puts and gets after the queue's close or loss."""
+"""Exceptions for a queue's refusals, and ``QueueEnd``: errors for puts and gets after a queue is closed or lost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class QueueEnd:
 
     @classmethod
     def of_closed(cls, channel: str, why: str = "", noun: str = "channel") -> QueueEnd:
-        """Return the end of a closed channel. Given a reason other than ``close()``, loops over its items raise."""
+        """Return the end of a closed channel. With a reason other than ``close()``, loops over its items raise."""
         put, get = ClosedError(closed_to_puts(channel, why, noun)), closed_to_gets(channel, why, noun)
         return cls(put, ClosedError(get) if why else EndOfChannel(get), True)
 

@@ -87,7 +87,7 @@ class ChannelItems:
         self._current = due
 
     def _take(self) -> list[Any]:
-        """Return the next item in a list; an empty list if all items were returned because of other consumers."""
+        """Return the next item in a list; an empty list if all items went back because of other consumers."""
         current = self._current
         assert current is not None
         found = current.take_next()

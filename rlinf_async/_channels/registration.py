@@ -69,7 +69,7 @@ async def create(
             await request.async_wait()
         known = await client.request(operations.Publish("channel", name, roster["number"], roster), node=0)
     except RLinfAsyncError:
-        await close(client, roster)  # no other process knows the queues' number to free them
+        await close(client, roster)  # only this process knows the queues' number and can free them
         raise
     if known is None:
         return roster
@@ -81,7 +81,7 @@ async def create(
 
 
 async def find(client: NodeClient, name: str, timeout: float | None, *, is_experience: bool = False) -> Roster:
-    """Return a channel's roster, like ``find_name``; ConfigError if the name belongs to the other kind."""
+    """Return a channel's roster, like ``find_name``; raise ConfigError if the name belongs to the other kind."""
     roster: Roster = await find_name(client, "channel", name, timeout, "experience" if is_experience else "channel")
     _check_kind(roster, is_experience)
     return roster
@@ -121,7 +121,7 @@ def keep(client: NodeClient, promise: Promise, roster: Roster | None, why: str) 
 
 
 async def redeem(client: NodeClient, promise: Promise, name: str, noun: str = "channel") -> Roster | None:
-    """Return a promise's channel; None if closed or its maker died. Raise ClosedError if its creation failed."""
+    """Return a promise's channel; None if it is closed or its maker died. Raise ClosedError if creating it failed."""
     operation = operations.Find("promise", promise["name"], None, 0)
     who = f"{noun} '{name}'"
     found = await client.request(operation, node=0, what=f"{who}, being made")
@@ -133,7 +133,7 @@ async def redeem(client: NodeClient, promise: Promise, name: str, noun: str = "c
 
 
 async def count(client: NodeClient, roster: Roster) -> QueueCounts:
-    """Return the sum of all queues' counts; ClosedError if the channel has ended, NodeLost if a node is lost."""
+    """Return the sum of all queues' counts; raise ClosedError if the channel has ended, NodeLost if a node is lost."""
     count_items = operations.CountItems(roster["number"])
     requests = [client.request(count_items, node=node) for node in roster["nodes"]]
     try:

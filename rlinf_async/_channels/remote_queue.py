@@ -237,8 +237,8 @@ class RemoteQueue(QueueDestination):
 
     def _share(self, *, is_told: bool = False) -> None:
         """Make all loops return their unread items, because there is another consumer."""
-        # Also withdraw a get in progress, which requests later items; otherwise it would bring them before these items
-        # have returned. tests/_channels/test_remote_queue.py::test_a_loop_that_gives_way_asks_anew
+        # Also withdraw a get in progress, which requests later items; otherwise these would arrive before the
+        # unread items have returned. tests/_channels/test_remote_queue.py::test_a_loop_that_gives_way_asks_anew
         gets = self._gets_of_loops()
         holding = [get.reader for get in gets if get.done() and get.left]
         for get in gets:
@@ -338,7 +338,7 @@ class RemoteQueue(QueueDestination):
         return True
 
     def taken(self, get: Get[Any]) -> None:
-        """Record that the caller is about to receive the items; the daemon finds the record even after a kill."""
+        """Record that the caller is about to get the items; if this process is killed, the daemon finds the record."""
         number, had = get.number, get.had
         self._batching.taken.append((number, had))
         self._client.takings.note(self, self._daemon, self.channel, number, had)
@@ -457,7 +457,7 @@ class RemoteQueue(QueueDestination):
         self._finish(QueueEnd.of_lost(error))
 
     def _finish(self, end: QueueEnd) -> None:
-        # Set the end first, so that requests that start from now on refuse themselves.
+        # Set the end first, so that requests that start from now on are refused.
         self._over = end
         self._client.giving_back.forget(self)
         self._batching.drop()

@@ -29,7 +29,7 @@ async def start_own_nodes(
     fake_gpus: int | None,
     timeout: float,
 ) -> tuple[str, list[str]]:
-    """Start this machine's node, or several nodes that stand for machines.
+    """Start this machine's node, or several nodes that act as separate machines.
 
     Return the first node's socket, and notes for users.
 
@@ -93,7 +93,7 @@ def declared_gpus(asked: int | None, *, joins: bool, environ: Mapping[str, str])
 
 
 def _environment(run: str) -> dict[str, str]:
-    """Return an environment in which daemons find this ``rlinf_async``; LaunchError for a checkout not installed."""
+    """Return an environment in which daemons find this ``rlinf_async``; raise LaunchError if it is not installed."""
     environment = {**os.environ, "RLINF_RUN_ID": run}
     home = Path(__file__).resolve().parents[2]
     launcher = importlib.util.find_spec("rlinf_launcher")

@@ -149,7 +149,7 @@ class Supervision:
         """Stop restarting, because the group is being closed."""
         if self._working is not None:
             self._working.cancel()
-        self._client.later(0, self._changed.set)  # ends manual restarts, which would await deaths forever
+        self._client.later(0, self._changed.set)  # ends manual restarts, which would otherwise wait forever for deaths
 
     def restart(self, ranks: Sequence[int]) -> Work[None]:
         what = f"the restart of {name_ranks(ranks)} of group '{self._plan.name}'"
@@ -471,7 +471,7 @@ class Supervision:
         logger.warning("%s of group '%s' %s back", name_ranks(ranks), members.name, "is" if not ranks[1:] else "are")
 
     async def _call_hooks(self, living: list[int], restart: Restart) -> list[Outcome]:
-        """Run the workers' hooks until all have ended or a rank dies, whose hook the others would await forever."""
+        """Run the workers' hooks until all have ended, or a rank dies, because the others would wait for it forever."""
         members = self._members
         body = codec.encode(((restart,), {}), describe="argument of on_restart()", root="args")
         call = members.call_now(living, ON_RESTART, body)

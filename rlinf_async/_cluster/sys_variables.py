@@ -36,7 +36,7 @@ def get_full_env_var_name(var: ClusterEnvVar) -> str:
 
 
 def get_sys_env_var(env_var: ClusterEnvVar, default: str | None = None) -> str | None:
-    """Return the variable's value in this process, else ``default``, else the framework's default."""
+    """Return the variable's value in this process, or else ``default``, or else the framework's default."""
     said = os.environ.get(get_full_env_var_name(env_var))
     if said is not None:
         return said

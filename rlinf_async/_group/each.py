@@ -33,7 +33,7 @@ def each(values: Iterable[T]) -> T:
 
 
 def per_rank(args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> list[tuple[Any, Any]] | None:
-    """Return each rank's arguments, or None if all get the same; ValueError for an ``each`` of the wrong length."""
+    """Return each rank's arguments, or None if all get the same; raise ValueError if an ``each`` has another length."""
     if not args and not kwargs:
         return None
     marked = [(str(place), value) for place, value in (*enumerate(args), *kwargs.items()) if isinstance(value, PerRank)]

@@ -67,7 +67,7 @@ class FailureNotices:
         self.concerns: dict[int, FailureConcern] = {}  # the affected open calls, by ``id``
 
     def failed(self, failure: RankFailure, handler: CallHandle | None) -> None:
-        """Record a rank's failure, in a call or between calls; called on the answer-handling thread."""
+        """Record a rank's failure, in a call or between calls; called on the thread that handles answers."""
         if handler is not None and handler._unanswered():
             self.concerns[id(handler)] = FailureConcern(handler, failure, is_own=True)
         self._spread(failure, handler)

@@ -255,7 +255,7 @@ class Members:
     def report_death(self, rank: int, facts: dict[str, Any]) -> None:
         """Call the death callbacks once per death, and again if the rank is given up later.
 
-        Called on the frame-handling thread.         The same death is reported several times: by the daemon, by open
+        Called on the frame-handling thread. The same death is reported several times: by the daemon, by open
         calls, and by the loss of a node.
         """
         report = (facts["pid"], bool(facts.get("returns")))
@@ -351,7 +351,7 @@ class Members:
                 logger.warning("%s (pid %d) %s, and is started again; %s", who, facts["pid"], facts["verdict"], log)
                 return
             text = f"{who} {facts['verdict']}; {log}"
-            # ``is_due`` because the caller has already logged it.
+            # ``is_due`` is true because the caller has already logged the death.
             death = UnobservedError(death_cause(facts), who, text, is_due=True)
             self.client.unobserved.arrived(death)
             logger.warning("%s (pid %d) %s; %s", who, facts["pid"], facts["verdict"], log)

@@ -25,7 +25,7 @@ GONE: Final = frozenset({int(Status.DIED), int(Status.LOST)})
 
 
 class PooledCall(Protocol):
-    """A call that any rank may take: what the pool uses of ``Handle`` and ``StreamCall``."""
+    """A call that any rank may take: the part of ``Handle`` and ``StreamCall`` that the pool uses."""
 
     _method: str
     _request: PoolRequest
@@ -150,7 +150,7 @@ class PoolCalls:
             attempt = self._state.submit(call._request, clock.monotonic())
         if attempt is not None:
             self._start([attempt])
-        elif (error := self._end_of_group()) is not None:  # the group ended, and had already failed its waiting calls
+        elif (error := self._end_of_group()) is not None:  # the group has ended and already failed its waiting calls
             self.fail(error)
 
     def _end_of_group(self) -> BaseException | None:

@@ -1,4 +1,4 @@
-"""``RankPool``: plain state that assigns calls for any rank by load and key, and queues the others."""
+"""``RankPool``: plain state that assigns calls to ranks by load and key, and queues calls that find no room."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PoolRequest:
         ranks: ranks that may take the call.
         in_flight: limit on the number of its rank's open calls, this call included.
         stall_timeout: seconds without a sign of life from its rank after which the call is lost; None for no limit.
-        key: key of its conversation, which stays at one rank; None if it belongs to no conversation.
+        key: key of its conversation, which stays with one rank; None if it belongs to no conversation.
         owner: the caller's object for the call.
         number: position among the waiting calls.
         line: queue in which the call waits; None if it is not waiting.
@@ -212,7 +212,7 @@ class RankPool:
     # -- choice -------------------------------------------------------------------------------------------------
 
     def _eligible(self, ranks: Sequence[int]) -> Sequence[int]:
-        """Return the best of these ranks: live ranks; else silent ranks; else none as long as a rank may return."""
+        """Return the best of these ranks: live ranks; else silent ranks; none as long as a rank may return."""
         live = [rank for rank in ranks if self.standing[rank] is Standing.LIVE]
         if live:
             return [rank for rank in live if rank not in self._silent] or live

@@ -29,10 +29,10 @@ Key = Any  # a task or a thread's id
 
 @dataclass
 class Observation:
-    """The observed state of a task or thread: frames outermost first; age of its wait in seconds, None if unknown.
+    """The observed state of a task or thread: frames, outermost first; age of its wait in seconds, or None.
 
     Attributes:
-        is_users: True if reports include it even if no reported activity waits for it.
+        is_users: True if reports include it even when no reported activity waits for it.
         awaits, one_of: other tasks and threads; it waits for all of ``awaits``, or for one of ``one_of``.
         loop_thread: for a task that may continue now or later, the thread that must run it.
         blocks: True if it blocks the event loop of its thread.

@@ -1,6 +1,6 @@
 """Requests to all nodes of a run about its processes: ``report``, and ``why``, the verdict on a stuck run.
 
-These are for processes of the run; an operator outside the run uses ``launcher/control``.
+Processes of the run use these requests; an operator outside the run uses ``launcher/control``.
 """
 
 from __future__ import annotations

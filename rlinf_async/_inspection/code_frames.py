@@ -82,7 +82,7 @@ def line_of(frames: Sequence[FrameType]) -> str | None:
 
 
 def called_by(frame: FrameType) -> str:
-    """Return the name of what an innermost frame calls, such as ``acquire``; ``with`` on entering a block; or ""."""
+    """Return the name that an innermost frame calls, such as ``acquire``; ``with`` if it enters a block; or ""."""
     return _called_at(frame.f_code, frame.f_lasti)
 
 

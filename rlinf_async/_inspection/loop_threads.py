@@ -1,5 +1,5 @@
-"""Threads that run event loops: finds, on a stack, the boundary between frames that run the loop and frames that the
-loop runs."""
+"""Threads that run event loops: finds the boundary on a stack between the frames that run the loop and the frames that
+the loop runs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``own_activities``: the tasks and threads of this process in which user code runs or waits.
 
 Any thread may examine them, and running code need not record anything. An activity that changes during the examination
-may be reported in either state, so that conclusions require two reports.
+may be reported in either state, so conclusions require two reports.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from rlinf_async._inspection.state.run_report import Target, TargetKind, Wait
 
 _MODULE: Final = "torch.distributed.distributed_c10d"
 
-# Variables of these operations that hold the rank of the single partner, in the world and in the group.
+# Maps each operation to its variables that hold the rank of the single partner, in the world and in the group.
 _PARTNERS: Final = {
     **dict.fromkeys(("send", "send_object_list"), ("dst", "group_dst")),
     **dict.fromkeys(("recv", "recv_object_list"), ("src", "group_src")),
@@ -24,7 +24,7 @@ _PARTNERS: Final = {
 
 
 def collective_wait(frames: Sequence[FrameType]) -> Wait | None:
-    """Return the wait for other ranks of a collective, without its age; None outside of one. Outermost frame first."""
+    """Return the wait for other ranks in a collective, without its age; None if in none. Outermost frame first."""
     c10d: Any = sys.modules.get(_MODULE)
     if c10d is None or not any(frame.f_globals.get("__name__") == _MODULE for frame in frames):
         return None

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ServedCall:
-    """A running call of this worker, by caller and caller's number; without a task, a ``def`` call on the main thread.
+    """A running call, identified by caller and caller's number; a call without a task is a ``def`` on the main thread.
 
     Attributes:
         is_paused: True if its generator is waiting for the caller to take items.

@@ -21,7 +21,7 @@ class _Record:
 
 
 class WaitAges:
-    """The findings of earlier examinations; the key is a name with the awaited object.
+    """The findings of earlier examinations; each key is a name and the awaited object.
 
     A wait is unchanged if its token is the same. The token is a task's future, which lives no longer than the wait, or
     the number of times that a thread has gone to sleep so far.

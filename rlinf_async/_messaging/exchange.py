@@ -1,4 +1,4 @@
-"""The front end of ``send``, ``recv`` and ``broadcast``: encodes values, resolves members, starts outbox or inbox."""
+"""The front end of ``send``, ``recv`` and ``broadcast``: encodes values, resolves members, calls outbox or inbox."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class GroupRosters:
         with self._lock:
             if not after:
                 # Other operations may still wait for the rank's return, although its new process introduced itself
-                # before the group's owner announced the return. This lookup queues behind them.
+                # before the group's owner announced the return. This lookup queues behind those operations.
                 # tests/_messaging/test_moments.py::
                 # test_those_who_wait_for_a_rank_keep_their_order_when_it_speaks_before_its_return_is_told
                 key = next((other for other in self._lookups if other[:2] == (group, rank)), key)

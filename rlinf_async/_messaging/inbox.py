@@ -39,7 +39,7 @@ class _ReceiveStream:
 
 
 class Inbox:
-    """The receiving sides of this worker's streams. Any thread may ``receive``; ``on_…`` run where frames are read."""
+    """The receiving sides of this worker's streams. Any thread may ``receive``; the reading thread calls ``on_…``."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -119,7 +119,7 @@ class Inbox:
                 receive.withdraw = None
                 self.wait_for_return(receive, stream.source)
             else:
-                # A raised error holds the frames it passes through, so each receive gets a copy.
+                # A raised error keeps the frames that it passes through alive, so each receive gets a copy.
                 receive.fail(copy_of(action.why))
             return []
         assert message is not None

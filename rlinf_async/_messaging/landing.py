@@ -34,7 +34,7 @@ class Room(Protocol):
 
 
 class RelayHost:
-    """The host of a machine: receives one payload at a time on its stream.
+    """The host of a machine, which receives one payload at a time on its stream.
 
     Args:
         carrier: link to the source and, by address, to other hosts: ``send``, ``send_tensor``, ``receive_tensor``, and
@@ -177,7 +177,7 @@ class _Landing:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Forward the arrived pieces; finish once all have arrived and are published, or the payload has failed."""
+        """Forward the arrived pieces; finish once all have arrived and the payload is published, or has failed."""
         with self._lock:
             arrived = self._arrived
             try:
@@ -228,7 +228,7 @@ class _Landing:
             self.fail(TransferFailed(f"nothing has come from there for {self._patience:g} s"))
 
     def keep(self, stream_id: int) -> None:
-        """Stop forwarding the payload on a stream that no host awaits any longer."""
+        """Stop forwarding the payload on a stream from which no host receives any longer."""
         with self._lock:
             _, sent = self._passing.pop(stream_id, (None, []))
         abandon_works(sent)

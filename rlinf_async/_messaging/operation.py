@@ -54,7 +54,7 @@ class MessageOperation(Work[T]):
         missing: member whose group is being looked up.
         is_away: True if the missing member has died and is being restarted.
         withdraw: function that undoes the effects so far; None before there are any.
-        explain: called at the deadline, in place of raising a plain timeout error.
+        explain: called at the deadline instead of raising a plain timeout error.
     """
 
     others: Sequence[Peer] = ()
@@ -173,7 +173,7 @@ class ReceiveWork(Returnable[T], MessageOperation[T]):
     """The receive of one message; done once a message has been delivered.
 
     If the last waiter is cancelled before its wait returns, ``back`` returns the message to the head of its stream, as
-    if never received.
+    if it had never been received.
     """
 
     _kind = "recv"
@@ -185,7 +185,7 @@ class ReceiveWork(Returnable[T], MessageOperation[T]):
         self._message: Message | None = None
 
     def deliver(self, message: Message) -> bool:
-        """Take the message. Return False if it must go back, as the receive is done; raise if it does not fit."""
+        """Take the message. Return False if the receive is already done; raise if the message does not fit."""
         try:
             self.acceptor.arrived(message.content)
         except Exception as error:

@@ -29,7 +29,7 @@ from rlinf_async.errors import ClosedError, TransferFailed
 logger = own_logger(__name__)
 
 _MAX_ATTEMPTS: Final = 3
-"""Transmissions of one message per receiver before the send fails."""
+"""Maximum number of times that one message is transmitted to each receiver before the send fails."""
 
 
 class InFlight(WindowEntry):
@@ -88,7 +88,7 @@ class SendStream:
 # This class is not split, although it has more than 30 methods, because each receiver's message and each transport
 # changes the same table of streams.
 class Outbox:
-    """The sending sides of this worker's streams. Any thread may call ``send``; ``on_…`` run where frames are read."""
+    """The sending sides of this worker's streams. Any thread may ``send``; the reading thread calls ``on_…``."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers

@@ -41,7 +41,7 @@ class Peers:
 
     Args:
         on_end: called with each peer that has ended, and once more when its rank has been restarted.
-        on_facts: called with facts and body that this worker posts to itself.
+        on_facts: called with the facts and body of each frame that this worker posts to itself.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Peers:
         return list(self._named)
 
     def on_introduction(self, endpoint: int, group: str, rank: int, node: str, pid: int) -> None:
-        """Handle the introduction of a peer; its daemon reports its end without being asked."""
+        """Handle the introduction of a peer, whose daemon will report its end without being asked."""
         self.note_names(endpoint, group, rank, node, pid)
         self.at(endpoint).is_watched = True
         for callback in list(self.introduction_callbacks):
@@ -158,7 +158,7 @@ class Peers:
         self._client.later(seconds, callback)
 
     def link(self, peer: Peer, name: str) -> Any:
-        """Return the link of that name to a peer, created on first use; a ``DeviceLink`` for ``GPU_LINKS``."""
+        """Return the link called ``name`` to a peer, created on first use; a ``DeviceLink`` for ``GPU_LINKS``."""
         link = peer.links.get(name)
         if link is None:
             with self._lock:

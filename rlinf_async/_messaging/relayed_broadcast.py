@@ -42,7 +42,7 @@ END: Final = "end"
 """Messages from the source, in addition to ``RelayPlan``'s: HOST (receive for your node), END (release the memory)."""
 
 STALL_S: Final = 20.0
-"""Seconds, after the transfer time at 4 MiB/s, before the daemons carry the content to receivers that lack it."""
+"""Seconds beyond the transfer time at 4 MiB/s, after which the daemons send the content to receivers that lack it."""
 
 _SLOWEST_BYTES_PER_S: Final = 4 << 20
 _SECONDS: Final = 2 * STALL_S
@@ -244,7 +244,7 @@ def _miss(reference: weakref.ref[RelayedBroadcast], seconds: float) -> None:
 
 
 class BroadcastHosts:
-    """Broadcasts for which this process is its node's host. The methods are called where frames are read."""
+    """Broadcasts for which this process is its node's host. The thread that reads frames calls the methods."""
 
     def __init__(self, *mailbox: Any) -> None:
         self._mailbox = mailbox

@@ -280,7 +280,7 @@ class Routes:
 
 
 def _advance_there(loop: asyncio.AbstractEventLoop, routes: Routes, group: str) -> None:
-    """Advance on the loop of user code; called by the thread that received the answer."""
+    """Call ``_advance`` on the loop of user code; called by the thread that received the answer."""
     with contextlib.suppress(RuntimeError):  # the loop is closed, so no code waits on it
         loop.call_soon_threadsafe(routes._advance, group)
 

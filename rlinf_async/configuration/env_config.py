@@ -18,7 +18,7 @@ class NodeEnvConfig:
 
     Attributes:
         node_ranks: the nodes' ranks in the cluster, ascending.
-        env_vars: value of each variable, by name.
+        env_vars: maps the name of each variable to its value.
         python_interpreter_path: the interpreter; None means the interpreter that the node itself uses.
     """
 

@@ -25,7 +25,7 @@ class Card:
 
     Attributes:
         index: the device's number in a visibility variable.
-        uuid: the device's alternative name there; empty if the driver has none.
+        uuid: the device's alternative name in that variable; empty if the driver has none.
         model: name such as ``"H200"``.
         slices: UUIDs of the card's MIG slices; None if MIG is off.
     """

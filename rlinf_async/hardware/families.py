@@ -20,12 +20,12 @@ Family = TypeVar("Family", bound="type[AcceleratorFamily]")
 
 _HUAWEI: Final = 0x19E5
 _MOORE_THREADS: Final = 0x1ED5
-"""PCI vendor ids."""
+"""PCI vendor id of Moore Threads."""
 
 _ASCEND_MODELS: Final = {0xD100: "310", 0xD500: "310P", 0xD801: "910", 0xD802: "910B", 0xD803: "910C"}
 
 FAMILIES: Final[dict[str, AcceleratorFamily]] = {}
-"""Families by name, in detection order."""
+"""Maps each family's name to the family, in detection order."""
 
 
 def register_accelerator(family: Family) -> Family:

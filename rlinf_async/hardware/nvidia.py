@@ -59,7 +59,7 @@ def read_cards() -> tuple[Card, ...]:
 
 
 def read_use(ids: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Return, by device id, ``used`` and total ``memory`` in bytes, and the last second's utilization in ``percent``.
+    """Map each device id to ``used`` and total ``memory`` in bytes, and the last second's utilization in ``percent``.
 
     Devices that do not answer are omitted. MIG slices have no utilization.
     """

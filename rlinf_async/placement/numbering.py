@@ -36,7 +36,7 @@ class AcceleratorNumbering:
         return self._starts[-1]
 
     def get_first_accelerators(self) -> dict[int, int]:
-        """Return the number of each node's first accelerator, by node rank."""
+        """Return a dict that maps each node's rank to the number of its first accelerator."""
         return {node.node_rank: start for node, start in zip(self.nodes, self._starts, strict=False)}
 
 

@@ -18,7 +18,7 @@ class QueueAction(IntEnum):
     TOO_LARGE = 6  # an item: it alone exceeds the byte bound
     TOO_HEAVY = 7  # a batch: the next item alone weighs more than its target
     OUT_OF_BYTES = 8  # a batch: its gathered items use up the byte bound
-    FREED = 9  # a client, and the number of bytes admitted of its unanswered puts
+    FREED = 9  # a client, and the number of admitted bytes of its unanswered puts
     SHARED = 10  # a client: there is another consumer
     FAILED = 11  # a client, the number of its request, the name of an error, its text
 

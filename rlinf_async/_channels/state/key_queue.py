@@ -55,7 +55,7 @@ class KeyQueue:
     # -- matching -----------------------------------------------------------------------------------------------
 
     def match(self, budget: ByteBudget, steps: list[Step]) -> Demand | None:
-        """Hand items to waiting gets until either run out.
+        """Hand items to waiting gets until the items or the gets run out.
 
         Returns:
             A batch whose next item alone exceeds its target, if there is one. Its target is now that item's weight, and

@@ -74,7 +74,7 @@ class PutWindow(Generic[P]):
             return True
 
     def force(self, put: P, nbytes: int) -> tuple[list[P], bool]:
-        """Admit the waiting puts and then this one, even beyond the window. Return all; True if this one had room."""
+        """Admit the waiting puts, then this put, even beyond the window. Return all, and True if this put had room."""
         with self._lock:
             has_room = not self.waiting and self._used < self.size
             self.waiting[put] = nbytes

@@ -165,7 +165,7 @@ class Queue:
         """Forget a dead client. Its queued items stay, and its ``sent`` items are still admitted.
 
         Args:
-            is_lost: True if its node is lost, perhaps together with a message that the client had taken items. In this
+            is_lost: True if its node is lost, perhaps together with a report that the client had taken items. In this
                 case, delivered items are dropped unless they are leased.
         """
         steps: list[Step] = []

@@ -45,7 +45,7 @@ def waiting_for(liveness: Liveness, core: Sequence[WaitNode]) -> list[WaitNode]:
 
 
 def stopped_ones(liveness: Liveness) -> list[WaitNode]:
-    """Return the stopped processes that others wait for; if none is known to be awaited, all stopped processes."""
+    """Return the stopped processes that others wait for or, if none is known to be awaited, all stopped processes."""
     stopped = [node for node in liveness.graph.nodes if is_stopped(node.process)]
     following = {node: _following(liveness, node, everything=True) for node in liveness.hopeless}
     awaited = _reached_from(liveness.hopeless, following)

@@ -147,7 +147,7 @@ class Liveness:
         age = before[key]
         return age is None or node.age is None or node.age > age
 
-    # -- then -----------------------------------------------------------------------------------------------------
+    # -- afterwards -----------------------------------------------------------------------------------------------
 
     def _may_be_freed(self, node: WaitNode) -> bool:
         if not node.waits:

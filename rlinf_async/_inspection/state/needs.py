@@ -30,7 +30,7 @@ class Need:
         anyone: True if any other activity of the run could act instead.
         coming: why the need will be met anyway; empty if that is not certain.
         ended: how the process that must act has ended; empty if it is alive.
-        arrived: True if the process is in the same collective, but will not meet the waiting process there.
+        arrived: True if the process is in a collective too, but will not meet the waiting process there.
     """
 
     target: Target

@@ -20,8 +20,8 @@ class Progress:
     """Chains of dependencies from a run's waits to live activities.
 
     Attributes:
-        leaves: running activities on which the drivers' waits depend; if none of these runs, those waits that may end
-            soon, or activities that run elsewhere.
+        leaves: running activities on which the drivers' waits depend. If there are none, waits that may end soon, or
+            activities that run elsewhere.
         reason: why the first leaf's wait may end, or why the leaf does not answer.
         waiting: waiting activities, oldest first.
         stragglers: the leaves if they are a few ranks of a group whose other ranks have finished or arrived; otherwise

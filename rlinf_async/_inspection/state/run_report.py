@@ -260,7 +260,7 @@ def to_data(report: Any) -> Any:
 
 
 def from_data(kind: type[R], data: Any) -> R:
-    """Return a report from ``to_data``. Raise TypeError, KeyError or ValueError if the data is of another version."""
+    """Return a report from ``to_data``. Raise TypeError, KeyError or ValueError for another version's data."""
     found: R = _read(kind, data)
     return found
 

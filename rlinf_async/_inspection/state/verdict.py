@@ -1,4 +1,4 @@
-"""The verdict on a run, in words: is it stuck, which processes are the cause, what does each participant wait for.
+"""The verdict on a run, in words: whether it is stuck, which processes cause this, what each participant awaits.
 
 Verdicts are tried in this order. Stuck runs: a circle of waits (deadlock); a wait that no live activity could end
 (nobody left); a stopped process that others wait for (stopped); a driver that sleeps on its event loop while nothing
@@ -205,9 +205,9 @@ def _going_on(liveness: Liveness, working: Collection[int], before: RunReport | 
 
 
 def _blocked(liveness: Liveness, progress: Progress, working: Collection[int]) -> Verdict | None:
-    """Return the verdict on a driver that has long slept on its event loop, while nothing else in the run continues.
+    """Return the verdict on a driver that has slept on its event loop for long, while nothing else in the run moves.
 
-    A driver that computes, reads, or waits for a thread, on its loop, may be evaluating for any length of time.
+    A driver that computes, reads, or waits for a thread on its loop is not stuck: an evaluation may take any time.
     """
     graph = liveness.graph
     node = progress.leaves[0] if progress.leaves else None

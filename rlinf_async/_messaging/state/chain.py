@@ -91,7 +91,7 @@ class Chain:
         self._sources.pop(node, None)
 
     def leave(self, node: int) -> list[int]:
-        """Remove a machine that has failed or restarts on its own.
+        """Remove a machine that has failed, or that restarts on its own.
 
         Return the machines behind it, which restart; the first of them gets this machine's source.
         """

@@ -71,7 +71,7 @@ class Crossing:
 
     Attributes:
         delay: latency in seconds to the farthest receiver.
-        links: links that the message crosses, each once for any number of receivers behind it.
+        links: links that the message crosses; each is listed once, however many receivers are behind it.
     """
 
     delay: float
@@ -94,7 +94,7 @@ class SharedLinks:
             now: current time in seconds, on a clock shared by all callers.
 
         Returns:
-            Seconds until the slowest link has carried the message; 0.0 without links.
+            Seconds until the slowest link has carried the message; 0.0 if there are no links.
         """
         through = now
         for link in links:

@@ -13,7 +13,7 @@ uses of the stream's window (``_messaging/state/flow_control.py``)::
       WITHDRAW   stream number                              the message is cancelled
     receiver -> sender
       GRANT      stream number                              a receive is posted: send the content now
-      ROOM       stream total                               bytes received of the stream so far
+      ROOM       stream total                               bytes of the stream received so far
       TAKEN      stream number                              the content has arrived and fits
       LOST       stream number                              the content was lost: send it again
       REFUSED    stream number why                          the receive does not accept the message

@@ -70,7 +70,7 @@ class RelayJob:
 
     Args:
         number: serial number, higher for later payloads.
-        seconds: its receivers' time limit after publication.
+        seconds: time limit of its receivers, counted from its publication.
 
     Attributes:
         body: the payload's bytes, sliced into pieces.
@@ -170,10 +170,10 @@ class RelaySource(Protocol):
         """Make a receiver the host of its machine."""
 
     def inform(self, receiver: Any, memory: Any, number: int) -> None:
-        """Notify a receiver, other than the host, of the last payload landed on its machine."""
+        """Notify a receiver, other than the host, of the last payload that landed on its machine."""
 
     def end(self, receivers: Sequence[Any], number: int, memory: Any, error: Exception | None) -> None:
-        """Handle the end of a transfer to these receivers: the payload is in ``memory``, or failed with ``error``."""
+        """Handle the end of a transfer to these receivers: the payload is in ``memory``, or ``error`` says why not."""
 
 
 class RelayActions(RelaySource, Protocol):
@@ -394,7 +394,7 @@ class RelayPlan:
                 self._advance(transfer)
 
     def _is_chaining(self) -> bool:
-        """True if machines forward a payload that is not overdue."""
+        """True if machines are forwarding a payload that is not overdue."""
         transfers = [each.transfer for each in self._machines.values() if each.transfer is not None]
         return any(transfer.sender is not None and not transfer.is_overdue for transfer in transfers)
 

@@ -7,7 +7,7 @@ little-endian::
     4 KiB    names    bytes in use, then per name its length in bytes (2) and its UTF-8; a name is known by its index
     68 KiB   cells    512 metrics: index of the name (4), kind (4), value (8)
     76 KiB   slots    events of 24 bytes: kind, phase, name, operation, value, time; a power of two of them
-    at last  journal  calls that the process runs (``call_journal.py``)
+    end      journal  calls that the process runs (``call_journal.py``)
 
 An operation has a begin event and an end event with the same number; an operation running when the process was killed
 has only its begin. ``ring_contents.py`` reads the ring.
@@ -125,7 +125,7 @@ def write_header(buffer: mmap | bytearray, slots: int, identity: dict[str, Any])
 
 
 def identity_of(head: bytes) -> dict[str, Any]:
-    """Return the identity in the first ``NAMES_AT`` bytes of a ring; raise ValueError for other bytes."""
+    """Return the identity in the first ``NAMES_AT`` bytes of a ring; raise ValueError if they are not a ring."""
     if len(head) < NAMES_AT or not head.startswith(MAGIC):
         raise ValueError("no ring of a flight recorder")
     _, _, nbytes, _ = HEADER.unpack_from(head)

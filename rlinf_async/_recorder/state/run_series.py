@@ -1,4 +1,4 @@
-"""Time series for a whole run, computed from its processes' timelines: weight versions, channel fill, step times."""
+"""Time series of a whole run, computed from its processes' timelines: weight versions, channel fill, step times."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PhaseTimes:
     """Durations in nanoseconds of one phase: served calls, or user's spans, with one name.
 
     An operation running at its process's death counts as failed, and ends at the death. ``windows`` has the median
-    duration of the operations that ended in each window; None for a window without any.
+    duration of the operations that ended in each window; None for a window in which none ended.
     """
 
     kind: EventKind
@@ -72,8 +72,8 @@ def versions_of(timelines: Iterable[Timeline]) -> dict[str, ModelVersions]:
 
 
 def fill_of_channels(timelines: Iterable[Timeline], items: Mapping[str, int]) -> dict[str, Steps]:
-    """Return the number of items by channel: completed puts minus completed gets (a ``get_batch`` counts as one), over
-    all processes.
+    """Return each channel's number of items over time: completed puts minus completed gets (a ``get_batch`` counts as
+    one), over all processes.
 
     Args:
         items: known numbers of items at the end; for other channels the minimum is taken as 0.

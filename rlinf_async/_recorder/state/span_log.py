@@ -5,7 +5,7 @@ layout, little-endian::
 
     0        header   as in a ring, with the bytes for records in place of slots; the identity as JSON
     4 KiB    words    bytes that have been written so far, and operations that have begun so far, 8 bytes each
-    8 KiB    records  the latest ones, in msgpack: byte ``n`` of the sequence is at ``n % size``
+    8 KiB    records  the latest records, in msgpack: byte ``n`` of the sequence is at ``n % size``
 
     begin    [operation, time, kind, name, value, who, more]
     end      [operation, time, failed, call]

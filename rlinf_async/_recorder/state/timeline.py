@@ -56,7 +56,7 @@ class Timeline:
         spans: operations in order of their begins.
         bubbles: begin and end of each period in which a rank served no call, or its calls only waited (see
         ``_bubbles``), in order; empty for a process that serves no calls, such as a driver.
-        begin, latest: times of the first and last event; 0 without events.
+        begin, latest: times of the first and last event; 0 if there are no events.
         skipped: number of operations omitted at a high rate.
         died: time of an abnormal end; operations open at that time have failed.
     """
