@@ -149,7 +149,7 @@ def test_what_has_run_before_an_interruption_does_not_run_again(
     assert len(ran) == count
     assert play(checkout, journal, "--survivors").survivors() == set()
     assert ran[-1] == ran[1]
-    (checkout / MODULE).write_text((checkout / MODULE).read_text() + "\n")
+    (checkout / MODULE).write_text((checkout / MODULE).read_text() + "\nimport os\n")
     killed_by.extend(["a test"] * 20)
     play(checkout, journal, "--count", "2")
     assert len(ran) == count + 3
