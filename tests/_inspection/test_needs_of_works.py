@@ -15,6 +15,7 @@ from rlinf_async._core import operations
 from rlinf_async._core.frames import Status
 from rlinf_async._group.wait_all import _All
 from rlinf_async._inspection.state.run_report import Target, TargetKind
+from rlinf_async._messaging.group_rosters import GroupSearch
 from rlinf_async._messaging.operation import Member, ReceiveWork, SendWork
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.route_work import AsyncRouteWork
@@ -133,6 +134,13 @@ def test_a_message_needs_its_peers_or_the_name_of_a_group_that_is_looked_for() -
     assert receiving._needs() == ([Target(TargetKind.RESTART, name="actor")], True)
     receiving.missing, receiving.peer = None, Peer(9)
     assert receiving._needs() == ([Target(TargetKind.MESSAGE, 9)], True)
+
+
+def test_a_search_for_a_group_names_and_needs_it() -> None:
+    nothing: Any = None
+    search = GroupSearch(nothing, "actor", nothing)
+    assert repr(search).startswith("<a group named 'actor' [not done: ")
+    assert search._needs() == ([Target(TargetKind.NAME, name="actor")], True)
 
 
 def test_a_request_needs_a_lock_a_name_or_the_daemon() -> None:

@@ -42,7 +42,7 @@ NEAREST: Final = {
     "rlinf_async/_messaging/device_content.py": "tests/_messaging/test_device_messages.py",
     "rlinf_async/_messaging/exchange.py": "tests/_messaging/test_device_messages.py tests/test_collectives.py"
     " tests/test_exchange_faults.py",
-    "rlinf_async/_messaging/group_rosters.py": "tests/test_restarts.py",
+    "rlinf_async/_messaging/group_rosters.py": "tests/_inspection/test_needs_of_works.py tests/test_restarts.py",
     "rlinf_async/_messaging/inbox.py": "tests/_messaging/test_device_messages.py tests/test_exchange_faults.py",
     "rlinf_async/_messaging/landing.py": "tests/_messaging/test_relay_lines.py tests/_messaging/test_relay_chain.py",
     "rlinf_async/_messaging/outbox.py": "tests/_messaging/test_device_messages.py tests/test_exchange_faults.py",
