@@ -145,6 +145,7 @@ NEAREST: Final = {
     "rlinf_async/weights/plane": "tests/weights/plane tests/weights/test_contract.py"
     " tests/weights/test_sim_publish.py tests/weights/machine/test_machine.py tests/weights/test_publish.py",
     "rlinf_async/weights/waiting/conditions.py": "tests/weights/waiting/test_gate.py",
+    "rlinf_async/weights/waiting/execution.py": "tests/weights/state/test_send_arguments.py",
     "rlinf_async/weights/waiting": "tests/weights/waiting tests/weights/plane tests/weights/test_contract.py"
     " tests/weights/test_blocking.py tests/weights/machine/test_machine.py",
     "launcher/daemon/worker_output.py": "tests/launcher/daemon/test_run_logs.py tests/test_full_disks.py",

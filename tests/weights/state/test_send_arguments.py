@@ -10,6 +10,7 @@ import pytest
 from rlinf_async import MultiProcessWeightSyncScheme
 from rlinf_async.errors import ConfigError
 from rlinf_async.weights.state.versions import VersionLedger
+from rlinf_async.weights.waiting.execution import check_seconds
 from tests.weights.ends import SCHEMES, Tied, both
 
 every_scheme = pytest.mark.parametrize("kind", SCHEMES)
@@ -39,6 +40,10 @@ async def test_what_is_said_wrongly_is_named_by_the_call_and_the_next_send_arriv
         assert (ends.sender.version, ends.sees) == (0, {0.0})
         assert (await ends.deliver(version=4)).version == 4
         assert ends.sees == {1.0}
+
+
+def test_a_timeout_may_be_zero() -> None:
+    check_seconds(0)
 
 
 @pytest.mark.parametrize("version", [2.5, True, 1 << 63])
