@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+from types import SimpleNamespace
+from typing import Any
 
+from rlinf_async._core import frames
 from rlinf_async._core.pool import Pool
+from rlinf_async._wire.unix import Connection
 from rlinf_launcher.daemon.node import Node, _leaves
 from rlinf_launcher.daemon.router import Router
 
@@ -33,3 +39,27 @@ async def test_a_link_that_comes_while_the_node_ends_is_closed() -> None:
         node._add_node_link(Link())
     assert closed == [2]
     assert node._router.node_links == {}
+
+
+async def test_the_last_frames_of_a_driver_that_died_are_handled() -> None:
+    events: list[Any] = []
+    node: Any = Node.__new__(Node)
+    node._loop = loop = asyncio.get_running_loop()
+    node._router = Router(loop, 0, lambda *_: None)
+    node._admission = SimpleNamespace(remove=lambda _: None)
+    node._service = SimpleNamespace(
+        inspection=SimpleNamespace(note_left=lambda _: None), forget_endpoint=lambda _: events.append("forgotten")
+    )
+    here, there = socket.socketpair()
+    endpoint = node._router.new_endpoint("driver")
+    endpoint.is_known, endpoint.pidfd = True, os.dup(here.fileno())
+    endpoint.connection = Connection(
+        here, loop, on_frame=lambda frame, _: events.append(frame[4]), on_closed=lambda _: None
+    )
+    driver = Connection(there, loop, on_frame=lambda *_: None, on_closed=lambda _: None)
+    driver.open()
+    driver.send((frames.CANCEL, 0, 1, [], 7))
+    await asyncio.sleep(0)  # the frame is written, and the other side does not watch its socket
+    node._driver_gone(endpoint)
+    driver.close()
+    assert events == [7, "forgotten"]
