@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -231,6 +232,14 @@ def test_a_publisher_works_in_one_loop_after_another() -> None:
     assert float(destination["a"].min()) == 4.0
     asyncio.run(publisher.close())
     asyncio.run(subscriber.close())
+
+
+async def test_a_refused_publish_of_sharded_weights_is_counted() -> None:
+    publisher: Any = Publisher(weights(1))
+    publisher._packing = SimpleNamespace(taker=SimpleNamespace(is_sharded=True), store=None)
+    with pytest.raises(ValueError, match="version= is at least 0"):
+        await publisher.publish(version=-1)
+    assert (publisher._calls.count, publisher._calls._place >= 0) == (1, True)
 
 
 async def test_who_closes_ends_the_waits_for_receivers() -> None:
