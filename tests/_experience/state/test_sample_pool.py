@@ -46,12 +46,13 @@ def test_groups_are_taken_by_the_version_of_their_oldest_sample(order: Any, expe
 
 
 def test_what_comes_back_has_its_place_again() -> None:
-    pool = pool_of()
+    pool = pool_of(maxsize=3)
     for body in "abc":
         put(pool, body)
     first = pool.take(2, None)
     assert first is not None
     pool.give_back(first)
+    assert not pool.has_room(1)
     assert bodies(pool.take(3, None)) == [["a"], ["b"], ["c"]]
     assert [sample.redelivered for group in first for sample in group.samples] == [True, True]
 
