@@ -163,8 +163,8 @@ class Follower:
         self._is_misfit = False
         self._stays_at: int | None = None
         """Version beside which no other one may come into the model while it does not fit; None: one was coming."""
-        self._inside = 0
-        """Readers who stay."""
+        self._read_now: list[Any] = []
+        """The weights of each reader who stays: one who came while these closed keeps no writer out of the next."""
         self._handed: set[int] = set()
         """Versions that calls have written."""
         self._may_go_back = False
@@ -254,9 +254,9 @@ class Follower:
     async def _read(self, weights: Any, leaves: asyncio.Event) -> None:
         with self._told("a reader who stays"):
             async with weights.reading(0.5) as version:
-                self._inside += 1
+                self._read_now.append(weights)
                 await leaves.wait()
-                self._inside -= 1
+                self._read_now.remove(weights)
                 if version and self.weights is weights:  # the next one does not know this reader
                     self._note(version)
 
@@ -282,7 +282,7 @@ class Follower:
             return
         weights = self.weights
         async with contextlib.AsyncExitStack() as nobody_writes:
-            is_sure = weights is None or bool(self._inside)
+            is_sure = weights is None or weights in self._read_now
             if not is_sure and weights.version:
                 with self._told("a reader"):
                     await nobody_writes.enter_async_context(weights.reading(0.2))
