@@ -83,7 +83,7 @@ async def test_a_warm_group_call(parties: Any) -> None:
         return set(entered)
 
     entered = min([await call() for _ in range(WARM + TRIES)], key=len)
-    assert len(entered) <= 16, sorted(entered)
+    assert len(entered) <= 16, "\n".join(sorted(entered))
 
 
 @pytest.mark.parametrize(
@@ -96,4 +96,4 @@ async def test_what_goes_from_one_worker_to_another(parties: Any, near: str, far
         (sent,), (received,) = await asyncio.gather(parties[0].do(near), parties[1].do(far))
         found.append(sent | received)
     entered = min(found, key=len)
-    assert len(entered) <= bound, sorted(entered)
+    assert len(entered) <= bound, "\n".join(sorted(entered))
