@@ -402,9 +402,11 @@ class Exchange:
         # tests/_messaging/test_mailbox.py::
         # test_nobody_overtakes_those_who_wait_for_a_name_by_having_met_the_peer_meanwhile
         # tests/_messaging/test_moments.py::test_nobody_overtakes_those_who_wait_for_a_name_whose_peer_came_and_died
+        names = self._mailbox.names
+        if not names.lookups or member == self._me:
+            return False
         peer = self._mailbox.peers.named(*member)
-        endpoint = -1 if peer is None else peer.endpoint
-        return member != self._me and self._mailbox.names.is_pending(*member, endpoint)
+        return names.is_pending(*member, -1 if peer is None else peer.endpoint)
 
     def _known(self, member: Member, receives: bool) -> Peer | None:
         mailbox = self._mailbox

@@ -80,7 +80,7 @@ class GroupRosters:
         self._client = client
         self._lock = threading.Lock()
         self._rosters: dict[str, Roster] = {}
-        self._lookups: dict[_Key, _Lookup] = {}
+        self.lookups: dict[_Key, _Lookup] = {}  # read by each operation, which needs no call while there is none
         self._patience = settings.NAME_TIMEOUT_S()
 
     def find(self, group: str, on_roster: OnRoster, rank: int = 0, after: int = 0) -> bool:
@@ -100,11 +100,11 @@ class GroupRosters:
                 # before the group's owner announced the return. This lookup queues behind those operations.
                 # tests/_messaging/test_moments.py::
                 # test_those_who_wait_for_a_rank_keep_their_order_when_it_speaks_before_its_return_is_told
-                key = next((other for other in self._lookups if other[:2] == (group, rank)), key)
-            lookup = self._lookups.get(key)
+                key = next((other for other in self.lookups if other[:2] == (group, rank)), key)
+            lookup = self.lookups.get(key)
             roster = self._rosters.get(group)
             if lookup is None and (roster is None or roster.lacks(rank) or (after and roster.has(rank, after))):
-                lookup = self._lookups[key] = _Lookup()
+                lookup = self.lookups[key] = _Lookup()
                 is_new = True
             if lookup is not None:
                 lookup.waiting.append(on_roster)
@@ -122,17 +122,13 @@ class GroupRosters:
 
     def leave(self, on_roster: OnRoster) -> None:
         with self._lock:
-            for lookup in self._lookups.values():
+            for lookup in self.lookups.values():
                 if on_roster in lookup.waiting:
                     lookup.waiting.remove(on_roster)
 
     def is_pending(self, group: str, rank: int, endpoint: int) -> bool:
         # The lookup that waits for the return of the process at ``endpoint`` itself does not count.
-        if not self._lookups:
-            return False
-        return any(
-            name == group and of in (None, rank) and after != endpoint for name, of, after in list(self._lookups)
-        )
+        return any(name == group and of in (None, rank) and after != endpoint for name, of, after in list(self.lookups))
 
     def forget(self, group: str) -> None:
         """Drop an ended group's roster, because the same name may later belong to another group."""
@@ -171,7 +167,7 @@ class GroupRosters:
         while True:
             with self._lock:
                 if not lookup.waiting:
-                    del self._lookups[key]
+                    del self.lookups[key]
                     if roster is not None:
                         self._rosters[key[0]] = roster
                     return
