@@ -88,7 +88,7 @@ def control_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class ForkServer:
-    """Requests to one process that forks workers, which become children of this daemon."""
+    """Client of a template process that forks workers; the workers become children of this daemon."""
 
     doing = "importing torch"  # the template's activity until it is ready, for error texts
 

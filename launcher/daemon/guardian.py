@@ -86,7 +86,7 @@ def guard(daemon: Callable[[bytes, int, SignOfLife], int]) -> NoReturn:
         daemon: receives the bytes of stdin up to at least the first line, a descriptor to which to write the path of
             the folder to remove, and its sign of life.
     """
-    # A child inherits an ignored SIGCHLD from some supervisors, and the kernel would then keep no exit status.
+    # Some supervisors start their children with SIGCHLD ignored; the kernel would then discard exit statuses.
     # tests/test_environments.py
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     line = read_first_line(os.environ.pop(PREPARED_DIR, ""))

@@ -55,7 +55,7 @@ _ENDED: Final = "ended"  # prefix of a dead process's state, here and in process
 
 _ACTIVITIES_PER_TURN: Final = 64
 
-_WITNESS_S: Final = 0.5  # limit for the thread that answers for a blocked loop, which may wait for the GIL
+_WITNESS_S: Final = 0.5  # time limit for the thread that answers for a blocked loop; it may have to wait for the GIL
 
 _MAX_LEFT: Final = 8  # departed drivers to remember; a notebook may attach and detach often
 

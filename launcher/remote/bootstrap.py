@@ -33,7 +33,7 @@ g["main"](read)
 
 BOOTSTRAP: Final = 'exec("' + _SOURCE.replace('"', '\\"').replace("\n", "\\n") + '")'  # the argument of python -c
 
-TOO_OLD: Final = "rlinf: "  # prefix of the bootstrap's only message, that the interpreter is too old
+TOO_OLD: Final = "rlinf: "  # prefix of the bootstrap's only message, which says that the interpreter is too old
 
 
 def shipment(program: str, request: Mapping[str, Any], archive: bytes = b"") -> Iterator[bytes]:

@@ -39,10 +39,7 @@ async def find_name(client: NodeClient, kind: str, name: str, timeout: float | N
         late = await end_lookup(client, kind, f"{noun} named '{name}' within {timeout:g} s{limit}", lookup.number)
         if not lookup.done():
             raise late from None
-        return await lookup
-
-
-# The lookup has succeeded, because an existing name is found even with a timeout of 0.
+        return await lookup  # an existing name is found even with a timeout of 0
 
 
 def end_lookup(client: NodeClient, kind: str, what: str, lookup: int) -> Work[DeadlineExceeded]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-# The limit on file names, 255 bytes, minus room for ranks: log folders and nested groups have names with this name.
+# The limit on file names, 255 bytes, minus room for ranks: names of log folders and nested groups contain this one.
 _MAX_GROUP_BYTES: Final = 200
 
 # Each request to a channel carries the channel's name, and tables show it.

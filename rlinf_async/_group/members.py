@@ -271,7 +271,7 @@ class Members:
             except Exception:
                 logger.exception("a callback of %s() of group '%s' failed", what, self.name)
             except (SystemExit, KeyboardInterrupt) as error:
-                # If raised here, the exception would end the calling restart and the framework's loop thread.
+                # If raised here, the exception would abort the restart and end the framework's loop thread.
                 if self.client.user_loop is None:
                     logger.exception(
                         "%s in a callback of %s() of group '%s' ends no program: it runs on the thread of the "

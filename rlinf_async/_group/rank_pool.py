@@ -130,7 +130,7 @@ class RankPool:
         return None if best < 0 else self._begin(best, request, now)
 
     def submit(self, request: PoolRequest, now: float) -> Attempt | None:
-        """Start a call like ``place``; queue it if it must wait."""
+        """Start a call as ``place`` does, or queue it if it must wait."""
         attempt = self.place(request, now)
         if attempt is None:
             request.number = next(self._numbers)

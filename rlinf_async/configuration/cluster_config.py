@@ -100,7 +100,7 @@ class ClusterConfig:
 
     @classmethod
     def from_file(cls, path: str | Path) -> ClusterConfig:
-        """Read a YAML file; errors name its lines. Raises ConfigError."""
+        """Read a YAML file; error messages include line numbers. Raises ConfigError."""
         return cls.from_dict_cfg(load_document(path))
 
     def __str__(self) -> str:

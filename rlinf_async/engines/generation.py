@@ -12,7 +12,7 @@ from rlinf_async.configuration import did_you_mean
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """A text, token ids, or the messages of a chat, to which the model's chat template is applied."""
 
-# Logits divided by less than this may overflow, which ends an engine.
+# Dividing logits by less than this may overflow, which crashes the engine.
 _LEAST_TEMPERATURE: Final = 0.01
 
 FinishReason: TypeAlias = Literal["stop", "length"]

@@ -19,7 +19,7 @@ def worker_environment(
     accelerator_model: str = "",
     catch_system_failure: bool = False,
 ) -> dict[str, str]:
-    """Return a worker's variables, with which it can call ``torch.distributed.init_process_group()`` without arguments.
+    """Return the environment variables that let a worker call ``torch.distributed.init_process_group()``, as ``env://``.
 
     ``LOCAL_RANK`` is the worker's argument for ``torch.cuda.set_device``:
 

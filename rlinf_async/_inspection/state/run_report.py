@@ -48,7 +48,7 @@ class TargetKind(StrEnum):
     LOCK = "lock"  # ``endpoint`` releases the lock ``name``
     WEIGHTS = "weights"  # a process publishes a version of the model ``name``, or ``endpoint`` applies it
     RESTART = "restart"  # the owner of the group ``name`` restarts its dead ranks, and runs ``on_restart``
-    DAEMON = "daemon"  # the framework itself finishes ``name``
+    DAEMON = "daemon"  # the framework itself completes the operation ``name``
     LOCAL = "local"  # another task or thread of this process, called ``name`` if known, ends the wait
 
 

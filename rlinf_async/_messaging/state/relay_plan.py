@@ -386,7 +386,7 @@ class RelayPlan:
             elif self._is_busy(machine, job):
                 _join(machine.behind, waiting)
             else:
-                if transfer is not None:  # the old transfer's host may be stopped
+                if transfer is not None:  # the old transfer's host may be suspended
                     self._next_host(machine)
                 self._bring(machine, job, waiting)
         for transfer in self._transfers(job):  # includes machines whose receivers have changed in the meantime

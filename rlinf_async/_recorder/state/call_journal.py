@@ -69,7 +69,7 @@ def _starter(words: memoryview, free: deque[int]) -> Start:
     take, row_of = free.popleft, _Rows(words).__getitem__
 
     # Write the caller's highest number before the call: a call with a higher number has certainly not started. The
-    # number only rises, because calls from a caller's several threads, and @concurrent calls, need not start in order.
+    # number is never lowered: @concurrent calls, and calls from several threads of a caller, may start out of order.
     def start(source: int, call: int) -> int:
         try:
             (row, key), place = row_of(source), take()

@@ -47,7 +47,7 @@ class RingEvent(NamedTuple):
 
 
 class RingMetric(NamedTuple):
-    """Metric in a ring: name with labels, as written by Prometheus, and value."""
+    """A metric in a ring: its value, and its name with labels in Prometheus notation."""
 
     kind: MetricKind
     name: str

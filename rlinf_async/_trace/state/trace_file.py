@@ -20,7 +20,7 @@ from typing import Any, Final
 from rlinf_async._trace.state.clocks import ClockOffset
 from rlinf_async._trace.state.tracks import DrawnSpan
 
-# Maximum number of calls that wait for their other end; beyond it, the oldest calls get no arrow.
+# Maximum number of calls whose other end has not been seen yet; beyond this, the oldest get no arrow.
 MAX_OPEN_ARROWS: Final = 1 << 14
 
 _END: Final = b"\n]}\n"

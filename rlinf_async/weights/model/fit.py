@@ -106,7 +106,7 @@ class Fit:
         """Assign each place its part of a leaf; yield the problems that prevent this."""
         for path, index in names.items():
             leaf, found = leaves[index], places.tensors.get(path)
-            # A leaf that a single place takes unchanged is checked together with the place.
+            # A leaf that is copied unchanged into a single place is checked together with that place.
             if (found is None or found[0].parts) and (why := why_without_values(leaf, "in the weights")):
                 yield f"{name_of(path)!r} {why}"
             elif found is not None:

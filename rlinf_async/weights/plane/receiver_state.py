@@ -21,7 +21,7 @@ class Agreement(Enum):
 
 
 class ReceiverState:
-    """One receiver of a publisher, and the listener of its link.
+    """One receiver of a publisher, and the listener on its link.
 
     Args:
         heard: called with this object and each message.
@@ -30,7 +30,7 @@ class ReceiverState:
     Attributes:
         refusal: the error in state REFUSED, otherwise None.
         gpu: uuid of the GPU on which the receiver reads leaves; empty if there is none.
-        owed: announced versions that it has not answered.
+        owed: announced versions to which it has not yet replied.
         verifying: versions whose digests are being compared.
     """
 

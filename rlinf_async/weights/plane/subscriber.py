@@ -199,7 +199,7 @@ class Subscriber(Versioned):
     # -- receiving ----------------------------------------------------------------------------------------------
 
     def on_message(self, message: LinkMessage) -> None:
-        """Queue a message, in any thread, for the receiving task."""
+        """Queue a message for the receiving task. May be called from any thread."""
         what, *facts = message
         if what == messages.PUBLISH:
             self._reception.heard(facts[0])

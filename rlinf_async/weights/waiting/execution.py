@@ -230,7 +230,7 @@ class WorkerThread:
             await outlast(asyncio.wrap_future(last))
 
     def start(self, function: Callable[..., None], *args: Any, nbytes: int | None) -> None:
-        """Start a function that does not raise, without waiting for it, from any thread. Does nothing after ``close``.
+        """Start a function, which must not raise, without waiting for its end. Do nothing after ``close``. Thread-safe.
 
         Args:
             nbytes: as for ``do``.

@@ -9,8 +9,8 @@ from rlinf_async._messaging.state.relay_plan import RelayPlan
 from tests._messaging.state.test_relay_plan import Member, Payload
 
 
-def plan_with(*members: Member) -> RelayPlan:
-    plan = RelayPlan(mock.Mock(), chain_from=1 << 40)
+def plan_with(*members: Member, chain_from: int = 1 << 40) -> RelayPlan:
+    plan = RelayPlan(mock.Mock(), chain_from=chain_from)
     for member in members:
         plan.join(member, None)
     return plan
@@ -96,3 +96,22 @@ def test_each_receiver_of_a_machine_is_tried_as_its_host_although_others_have_fa
     transfer.job.pin()
     plan.sent(transfer, OSError("nor to that one"))
     assert [receivers for receivers, *_ in done(plan, "end")] == [[second, third]]
+
+
+def test_a_chain_that_is_cut_lets_the_next_payload_go() -> None:
+    first, second = Member(1, 0), Member(2, 1)
+    plan = plan_with(first, second, chain_from=1)
+    streams = dict(done(plan, "appoint"))
+    published(plan, 1, first, second)
+    plan.landed(first, 1, None, "of the first", streams[first])
+    following = Payload(2, may_wait=True)
+    following.facts = (b"", 0)
+    plan.publish(following, [first, second])
+    transfer = plan._machines[2].transfer
+    assert transfer is not None
+    plan.actions.clear()
+    plan.stuck(first, transfer.stream_id, OSError("its memory is gone"))
+    assert [(receiver, number) for receiver, what, number, *_ in done(plan, "send") if what == "bring"] == [
+        (second, 1),
+        (first, 2),
+    ]

@@ -64,6 +64,17 @@ async def test_lines_and_answers_pass(relay: Relay) -> None:
     assert relay.told[2] == (OPERATOR, "debug", {"rank": relay.rank.id, "state": "stopped", "text": "5\n"})
 
 
+async def test_the_other_nodes_that_are_there_learn_of_a_stop(relay: Relay) -> None:
+    asked: list[tuple[int, str]] = []
+    relay.router.request = lambda node, op: asked.append((node, op.where))  # type: ignore[method-assign, assignment]
+    relay.router.node_links = {  # type: ignore[assignment]
+        node: SimpleNamespace(node=node, over=over) for node, over in ((1, None), (2, "it is lost"))
+    }
+    await relay.stop("train.py:3")
+    await relay.stop("train.py:4", source=frames.endpoint(1, 0))  # by another node's daemon
+    assert asked == [(1, "train.py:3")]
+
+
 async def test_a_rank_goes_on_when_its_operator_is_gone(relay: Relay) -> None:
     await relay.say("attach")
     relay.heard()

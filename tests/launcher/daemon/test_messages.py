@@ -118,6 +118,15 @@ async def test_a_message_from_another_node_is_shared_there(house: House) -> None
     assert one.sent[0][2] == frames.endpoint(1, 9)
 
 
+async def test_memory_with_an_unknown_frame_of_another_node_is_closed(house: House) -> None:
+    fd = write_segment([b"x" * 50_000], 50_000)
+    node_link: Any = house.node_link
+    node_link.node = 1
+    house.router.from_node(node_link, [10_000, 1, frames.endpoint(1, 9)], [fd])
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
 async def test_workers_that_have_ended_and_drivers_get_no_messages(house: House) -> None:
     source, _ = house.worker()
     dead, wire = house.worker()

@@ -26,3 +26,4 @@ async def test_details_are_of_live_processes_and_returning_ranks(tmp_path: Path)
     assert details["processes"].keys() == {str(living.id), str(away.id)}
     assert details["processes"][str(away.id)] == {"away": True}
     assert details["processes"][str(living.id)]["memory"] > 0
+    assert details["processes"][str(living.id)]["restarts"] == 0
