@@ -214,9 +214,9 @@ class GlooPair(Pair):
         return connection
 
     def _serve(self, taken: deque[_GlooReceive]) -> None:
-        # No cycle of peers can deadlock: a send enters Gloo only after the peer's receive has; Gloo's own thread
-        # completes a receive that has entered, whatever this thread waits for; and this thread waits only for such
-        # receives. So the oldest receive depends only on one peer's progress, never on another transfer.
+        # No cycle of peers can deadlock. A send enters Gloo only after the peer's receive has entered it. Gloo's own
+        # thread completes such a receive, whatever this thread waits for, and this thread waits only for such receives.
+        # So the oldest receive depends only on one peer's progress, never on another transfer.
         while self._error is None:
             self._advance(taken)
 

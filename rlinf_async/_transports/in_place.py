@@ -26,8 +26,7 @@ def describe(tensor: torch.Tensor) -> list[Any]:
 def difference(sent: TensorFacts, wanted: TensorFacts) -> str | None:
     """Return the reason why a tensor cannot be received into another tensor; None if it can.
 
-    The device type must match as well, because a receiver on another type of device has to agree on this with its
-    sender.
+    The device type must match as well, because both sides must agree on a transfer between different types of device.
     """
     for name, sent_value, own_value in zip(("dtype", "shape", "device"), sent, wanted, strict=True):
         if sent_value != own_value:
@@ -51,7 +50,7 @@ def flatten(tensor: torch.Tensor) -> torch.Tensor:
 def fill(tensor: torch.Tensor, content: bytes | memoryview | SharedSegment | torch.Tensor, after: Any = None) -> None:
     """Copy the bytes of a tensor of the same dtype and shape into this tensor, whatever its device and strides.
 
-    The copy begins ``after`` a ``gpu_tensors.mark``, and is complete on return, when any stream may read the tensor.
+    The copy begins ``after`` a ``gpu_tensors.mark``, and is complete on return, so that any stream may read the tensor.
     """
     target = tensor.detach()
     if target.nbytes:

@@ -1,4 +1,4 @@
-"""``InlineLink``, the fallback ``Link``: buffers in pieces in MESSAGE frames, within the receiver's window.
+"""``InlineLink``, the fallback ``Link``: sends buffers in pieces in MESSAGE frames, within the receiver's window.
 
 The link needs neither shared memory nor a connection beyond the two workers' existing sockets. The receiver requests a
 transfer, and limits the pieces in transit so that no process in between must buffer much::

@@ -26,7 +26,7 @@ class _JobQueue:
         self._is_busy = False
 
     def _begin(self) -> bool:
-        """True if there are jobs but no thread runs them. The caller holds the lock, and must call ``_do_all`` if
+        """True if there are jobs that no thread is running. The caller must hold the lock, and call ``_do_all`` if
         True."""
         is_first = bool(self._jobs) and not self._is_busy
         self._is_busy |= is_first

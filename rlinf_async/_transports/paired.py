@@ -7,9 +7,9 @@ for one for the new pair::
     receiver                                               sender
     receive(7): "open" ──────────────────────────────────► makes its half of the pair, in a thread
     "store" … ◄── keys that torch's rendezvous sets ────── "store" …
-    memory is there: "ready", 7 ─────────────────────────► enters the group: send(7)
+    memory is ready: "ready", 7 ─────────────────────────► enters the group: send(7)
     enters the group ◄──────────────────────────────────── "coming", 7
-    all of it is there: "received", 7 ───────────────────► send(7) is done
+    everything arrived: "received", 7 ───────────────────► send(7) is done
     either: discard, an error: "broken" ─────────────────► abandoned transfers fail on both sides
                                                            the others continue with the next pair
 """
@@ -41,8 +41,8 @@ _MAX_ERROR_CHARS: Final = 500
 class PairedLink(ABC, Generic[Buffer]):
     """A link that uses pairs; subclasses define the pairs and the buffers.
 
-    A transfer fails with ``TransferFailed`` if the peer abandoned it, or if no connection could be established or
-    lasted. An abandoned transfer ends the pair, but the other transfers continue with the next pair.
+    A transfer fails with ``TransferFailed`` if the peer abandoned it, or if no connection could be established or kept.
+    An abandoned transfer ends the pair, but the other transfers continue with the next pair.
 
     Args:
         post: sends facts to the peer's link: tuples of strings, integers, bytes and lists of integers. It must not
@@ -316,7 +316,7 @@ class PairedLink(ABC, Generic[Buffer]):
 
     @contextlib.contextmanager
     def _about(self, pair: Pair) -> Iterator[bool]:
-        """Context manager: holds the lock for a pair's report. Yields True if the pair is current."""
+        """Context manager: holds the lock while a pair reports. Yields True if the pair is current."""
         with self._deferred.locked():
             yield pair is self._pair
 

@@ -168,7 +168,7 @@ def forget_half_made() -> None:
 def takes_part(pending: Pending, rank: int, world_size: int) -> bool:
     """True if a rank of a worker group certainly belongs to the operation's process group.
 
-    That is certain only if the default process group matches the worker group.
+    Membership is certain only if the default process group matches the worker group.
     """
     if pending.is_rendezvous:
         return os.environ.get("WORLD_SIZE") == str(world_size)

@@ -81,7 +81,7 @@ class BackgroundTasks:
         self.is_closed = False
 
     def begin(self, coroutine: Any, caller: FrameType | None) -> BackgroundTask:
-        """Run a coroutine as a task, from any thread; TypeError for anything else, ClosedError during shutdown."""
+        """Run a coroutine as a task, from any thread. Raise TypeError for other values, ClosedError during shutdown."""
         if not isinstance(coroutine, Coroutine):
             hint = "" if not callable(coroutine) else "; call it: self.background(self.refresh())"
             raise TypeError(f"background() takes a coroutine, such as that of an async def, got {coroutine!r}{hint}")

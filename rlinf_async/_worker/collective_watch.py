@@ -3,13 +3,13 @@
 After a rank has failed, the caller notifies the other ranks (FAILED), once per open call. The socket thread of each of
 these ranks then acts as follows::
 
-    an operation pends for collective_timeout since the failure  ──►  the process groups are aborted, the method raises
-    abort_grace later the method is still inside one             ──►  the daemon is requested to kill this process
-    the method computes, or waits for something else             ──►  no action here; its caller names it in warnings
+    an operation is pending collective_timeout after the failure  ──►  the process groups are aborted, the method raises
+    abort_grace later the method is still inside an operation     ──►  the daemon is asked to kill this process
+    the method computes, or waits for something else              ──►  no action here; its caller names it in warnings
 
 The failed rank will not enter another collective within the failed call, but it may in another call. So a collective of
-another call is aborted only if the failed rank belongs to its process group and, according to the rank's daemon, still
-has to answer neither that call nor a later one.
+another call is aborted only if the failed rank belongs to its process group and, according to the rank's daemon, has
+neither that call nor a later one left to answer.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Watched:
         failed_call: number of the call in which the rank failed.
         failed_at: time of the failure, by ``clock.monotonic()``.
         is_aborted: true from the time its process groups are aborted until the grace period has expired.
-        second_half: checks whether the call has run Python code in the second half of the grace period.
+        second_half: probe that tells whether the call has run Python code in the second half of the grace period.
     """
 
     call: Call
@@ -138,7 +138,7 @@ class CollectiveWatch:
         return begun + self._patience(watched) - clock.monotonic()
 
     def _stuck(self) -> list[tuple[Watched, Pending]]:
-        """Return all pairs of a watched call whose method is running and a pending operation."""
+        """Return every watched call whose method is running, paired with each pending operation."""
         running = [call for call in list(self._calls.values()) if call.state is CallState.RUNNING]
         # While a ``def`` method runs, the loop is blocked, so a pending operation belongs to that method.
         blocking = [call for call in running if call.task is None]
@@ -190,8 +190,7 @@ class CollectiveWatch:
             watched.second_half = PythonProbe()
 
     def _end(self, watched: Watched, operation: Pending, since_abort: PythonProbe | None) -> None:
-        """Request a kill if this process is still in the aborted collective, or has been in another one for a long
-        time."""
+        """Request a kill if this process is still in the aborted collective, or has been in another for a long time."""
         second_half, watched.second_half, watched.is_aborted = watched.second_half, None, False
         if watched.call.state is CallState.ENDED or self._client.events.in_debugger:
             return
@@ -200,7 +199,7 @@ class CollectiveWatch:
         if second_half is None or second_half.has_run:  # this process is computing, so torch's record may stay open
             stuck = [each for each in stuck if each.record < 0]
         # A peer's abort may have freed this rank before its own abort did. In that case this rank has run Python code
-        # since, even if torch's record is still open. tests/test_collectives.py::
+        # since then, even if torch's record is still open. tests/test_collectives.py::
         # test_a_rank_that_a_peers_abort_has_freed_and_that_computes_is_not_killed
         if since_abort is not None and not since_abort.has_run:
             stuck.append(operation)

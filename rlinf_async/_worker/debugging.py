@@ -6,7 +6,7 @@ The standard library's pdb runs on the stopped thread; an operator's input reach
               ◄── "debug" ────────── daemon ◄── DebugSaid(text) ───────────────────────────────────── pdb
 
 While the main thread waits at a prompt, the socket thread reads. So the main thread must not stop while it holds one of
-the framework's locks: the signal enters pdb only in user code and in known waits, and is otherwise repeated.
+the framework's locks: the signal enters pdb only in user code and in known waits, and is repeated otherwise.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rlinf_async._waits.user_code import frames_of
 
 logger = own_logger(__name__)
 
-SIGNAL: Final = signal.SIGRTMAX - 4  # on this signal, a worker's main thread checks for a stop
+SIGNAL: Final = signal.SIGRTMAX - 4  # makes a worker's main thread check whether to stop
 
 _SKIPPED: Final = (
     "rlinf_async*",
@@ -150,7 +150,7 @@ class Debugger:
     def _send(self, operator: int, state: str, text: str) -> None:
         if operator:
             self._client.request(operations.DebugSaid(operator, state, text))
-            # Flush now, because a thread at the prompt finishes no turn of its loop.
+            # Flush now, because a thread that waits at the prompt does not return to its loop.
             self._client.flush()
 
     # -- stopping ----------------------------------------------------------------------------------------------------
@@ -179,8 +179,8 @@ class Debugger:
 
     def _interrupt(self, again: float = _AGAIN_S) -> None:
         """Send signals until the main thread stops; runs on the socket thread."""
-        # Repeat the signal: a signal just before a system call does not interrupt it, so the thread might wait forever.
-        # tests/test_debugging.py::test_every_rank_of_a_deadlock_stops
+        # Repeat the signal: a signal that arrives just before a system call does not interrupt that call, so the thread
+        # might wait forever. tests/test_debugging.py::test_every_rank_of_a_deadlock_stops
         if self._is_wanted:
             signal.pthread_kill(self._main, SIGNAL)
             self._client.later(again, lambda: self._interrupt(min(2 * again, _MOST_AGAIN_S)))
@@ -249,7 +249,7 @@ class Debugger:
                 self._client.later(_RESUMED_S, self._report_resumed)
 
     def read_line(self, text: str) -> str:
-        """Send pdb's output, and return the operator's next line; empty once the operator has left."""
+        """Send pdb's output, and return the operator's next line, which is empty once the operator has left."""
         self._last = text
         self._send(self._operator, "stopped", text)
         while not self._is_ending:

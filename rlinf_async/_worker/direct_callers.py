@@ -95,10 +95,10 @@ class DirectCallers:
             on_batch=self._inbox.on_batch,
         )
         # Add the socket to the table before the caller gets its end. The caller's first direct call may already be on
-        # the socket when the daemon relays a later call of the same caller. If the table lacked the socket, it would
-        # not be read first, and the relayed call would overtake the direct one. tests/_worker/test_direct_callers.py::
-        # test_the_very_first_direct_call_is_heard_before_what_the_daemon_relays tests/_worker/test_direct_callers.py::
-        # test_a_caller_is_heard_out_from_the_moment_that_it_may_call_directly
+        # the socket when the daemon relays a later call of the same caller. If the table lacked the socket, the socket
+        # would not be read first, and the relayed call would overtake the direct one.
+        # tests/_worker/test_direct_callers.py::test_the_very_first_direct_call_is_heard_before_what_the_daemon_relays
+        # tests/_worker/test_direct_callers.py::test_a_caller_is_heard_out_from_the_moment_that_it_may_call_directly
         self._direct_sockets.add(source, way, self._client.direct_sockets)
         self._client.send((frames.DIRECT, 1, self._client.endpoint, source), [theirs.detach()])
 
@@ -129,8 +129,8 @@ class DirectCallers:
             self.read_available(source)
 
     def answered(self, call: Call) -> None:
-        # Append before the test; no lock is needed: either a concurrent report takes the call, or a new report is
-        # scheduled.
+        # Append the call before testing ``_is_armed``. No lock is needed, because either a concurrent report takes the
+        # call, or a new report is scheduled.
         self._answered.append(call)
         if not self._is_armed:
             self._is_armed = True
@@ -163,6 +163,6 @@ class DirectCallers:
         # The exit of this process returns all items anyway, and confirmations would no longer arrive.
         self._client.giving_back.forget()
         until = clock.monotonic() + seconds
-        for connection in list(self._connections.values()):  # another caller may be added
+        for connection in list(self._connections.values()):  # a copy, because a caller may be added
             if connection is not None:
                 connection.flush_blocking(max(0.0, until - clock.monotonic()))

@@ -1,4 +1,4 @@
-"""Orderly shutdown of a worker: open calls, ``on_close``, the worker object, exit functions; a watchdog limits its
+"""The orderly shutdown of a worker: open calls, ``on_close``, the worker object, exit functions. A watchdog limits its
 time.
 
     daemon   STOP: grace ──► calls are cancelled ─ on_close() ─ the worker object is dropped ─ threads, exit functions
@@ -41,7 +41,7 @@ class Ending:
 
     Attributes:
         has_begun: true once the main thread has left the last ``def`` method.
-        watch: called with the grace, in a process that can exit by itself; does nothing in a simulation.
+        watch: callback that starts the watchdog with the grace period in seconds; a no-op in a simulation.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, methods: Methods, concurrent: ConcurrentCalls) -> None:

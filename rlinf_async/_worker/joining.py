@@ -43,7 +43,7 @@ def can_join() -> bool:
 
 
 def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
-    """Make this process worker ``rank`` of ``world_size`` below ``parent``; return once it is known to the run.
+    """Make this process worker ``rank`` of ``world_size`` below ``parent``; return once the run knows it.
 
     Raises:
         LaunchError: this process does not descend from a worker, or its daemon has exited.
@@ -101,7 +101,8 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
     registry.activate(client)
     logs.configure(identity.group_name, rank, os.environ.get(logs.LEVEL))
     os.register_at_fork(after_in_child=context.forget)
-    # This runs at the exit of every process, even of multiprocessing's, which do not run atexit functions.
+    # A finalizer runs at the exit of every process, even of multiprocessing's processes, which do not run atexit
+    # functions.
     util.Finalize(None, client.flush_at_exit, args=(_LAST_SENDS_S,), exitpriority=0)
     # Stop the thread: an interpreter that exits under a running uvloop may crash.
     util.Finalize(None, thread.stop, exitpriority=-1)

@@ -19,7 +19,7 @@ OWN: Final = f"{NAME}.rlinf_async"
 def configure(group: str, rank: int, level: str | None) -> None:
     """Log to stdout as the given rank: ``[LEVEL HH:MM:SS group-Rank-r][file:line] message``.
 
-    The framework's own messages go to stderr, without a file and line.  An unknown level becomes INFO, with a warning.
+    The framework's own messages go to stderr, without a file and line. An unknown level becomes INFO, with a warning.
     """
     # Escape a % in a group's name: the formatter would expand it.
     who = f"{group}-Rank-{rank}".replace("%", "%%")

@@ -1,4 +1,4 @@
-"""Looks up a worker's public methods by name, with their kinds; the ``concurrent`` decorator."""
+"""Looks up a worker's public methods and their kinds by name; defines the ``concurrent`` decorator."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Methods:
         return worker
 
     def find(self, method: str) -> tuple[MethodKind, Callable[..., Any]]:
-        """Return kind and function of a method; for a missing method, a function that raises the error."""
+        """Return a method's kind and function; the function of a missing method raises the error."""
         known = self._known.get(method)
         if known is not None:
             return known

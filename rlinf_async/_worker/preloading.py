@@ -27,7 +27,7 @@ from typing import Any, Final
 # Major numbers of stateless devices: the kernel's memory devices (null, zero, urandom, ...) and terminals.
 _HARMLESS_MAJORS: Final = frozenset({1, 5, *range(136, 144)})
 
-_ITEMS: Final = ItemsView.__iter__.__code__  # Python code, not C
+_ITEMS: Final = ItemsView.__iter__.__code__  # implemented in Python, not in C
 
 # Seconds for a joined thread to leave the kernel's list, which it does shortly after the join and without notice.
 _THREAD_END_S: Final = 0.1
@@ -52,7 +52,7 @@ class Imported:
     """The effects of the imports in one process.
 
     Attributes:
-        variables: variables of ``os.environ`` that the imports changed; None for a deleted one.
+        variables: maps each variable of ``os.environ`` that the imports changed to its value, or to None if deleted.
         files: maps the path of each imported file outside the interpreter's own folders to its modification time and
             size.
     """

@@ -40,7 +40,7 @@ def hide_devices() -> None:
     setattr(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)  # noqa: B010
     setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)  # noqa: B010
     if dialect.is_rlinf:
-        _CpuForCuda().__enter__()  # type: ignore[no-untyped-call]  # of torch
+        _CpuForCuda().__enter__()  # type: ignore[no-untyped-call]  # torch's
         setattr(torch, "Generator", _Generator)  # noqa: B010
         setattr(threading.Thread, "run", _on_cpu(threading.Thread.run))  # noqa: B010
         parse = torch._C._nn._parse_to  # Module.to uses it

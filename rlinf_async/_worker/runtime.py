@@ -68,10 +68,10 @@ _TURN_S: Final = 0.005  # run time of ``def`` methods before the loop gets a tur
 _MAX_CONCURRENCY: Final = 1000
 
 
-# The class stays whole with 40 methods, because the socket thread, main loop and ``def`` path share one queue and one
-# table of open calls.
+# This class is not split, although it has 40 methods: the socket thread, the main loop and the ``def`` path share one
+# queue and one table of open calls.
 class Runtime:
-    """The runtime of one worker: takes calls from its client, and runs them on the main thread."""
+    """The runtime of one worker, which takes calls from its client and runs them on the main thread."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, identity: context.Identity, max_concurrency: int | None
@@ -103,7 +103,7 @@ class Runtime:
         self.direct_callers: DirectCallers
         self.store: MasterStore | None = None
         self._collectives: CollectiveWatch | None = None
-        # Called with an error of a method before its caller receives it.
+        # Called with a method's error before the caller receives it.
         self.post_mortem: Callable[[BaseException], None] = lambda error: None
 
     # -- on the socket thread --------------------------------------------------------------------------------------
@@ -232,9 +232,9 @@ class Runtime:
                 self._answer_error(call, error)
 
     def _let_overtake(self) -> None:
-        # This must run on the socket thread, so that no append to the queue is in progress. If the main thread ran it,
-        # as soon as it knows the methods' names, the socket thread might be about to queue such a call as an ordinary
-        # one. tests/test_concurrent.py::test_a_call_that_comes_during_the_constructor_overtakes_too
+        # This must run on the socket thread, so that no append to the queue is in progress. If the main thread ran it
+        # as soon as the methods' names were known, the socket thread might be about to queue a concurrent call as an
+        # ordinary one. tests/test_concurrent.py::test_a_call_that_comes_during_the_constructor_overtakes_too
         for call in list(self._open.copy().values()):
             if call.state is QUEUED and call.method in self._methods.concurrent:
                 self._submit_concurrent(call)
@@ -547,8 +547,8 @@ class Runtime:
         self._send(call, status, body, fds)
 
     def _send(self, call: Call, status: int, body: Any, fds: Any, *, was_held: bool = False) -> None:
-        # The items that this call returns to channels must be in their queues before the answer is sent, because the
-        # caller may then have another rank get them. tests/simulation/test_sim_channels.py::
+        # The items that this call returns to channels must be in their queues before the answer is sent, because once
+        # the caller has the answer, it may have another rank get them. tests/simulation/test_sim_channels.py::
         # test_items_that_a_call_gives_back_are_at_their_places_before_its_answer
         client = self.client
         if ((giving_back := client.giving_back).open or giving_back.held) and not was_held:
@@ -560,9 +560,9 @@ class Runtime:
             client.send(frame, fds, later=bool(self._queue))
             return
         direct.send(frame, fds, later=bool(self._queue))
-        # A caller that has reported its direct call may be blocked or stopped, and so never report the answer. So the
-        # worker reports it after DirectCallers' delay, which is longer than the caller's, so that the daemon learns of
-        # the call first.
+        # A caller that has reported its direct call may block or be stopped before it reports the answer. Therefore the
+        # worker reports the answer, too. It does so after DirectCallers' delay, which is longer than the caller's, so
+        # that the daemon learns about the call first.
         if status != _ITEM and (call.came_at is None or clock.monotonic() - call.came_at >= REPORT_DELAY_S):
             self.direct_callers.answered(call)
 

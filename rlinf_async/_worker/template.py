@@ -5,7 +5,7 @@ description of one worker (msgpack, written by the daemon), with its socket, its
 rank, the listening socket of the group's store. The template forks twice, so that the daemon, a subreaper, becomes the
 worker's parent: the daemon gets the true wait status, and workers outlive their template.
 
-The template must never start a thread (``OPENBLAS_NUM_THREADS=1``) nor touch CUDA: a forked child has neither the
+The template must never start a thread (``OPENBLAS_NUM_THREADS=1``) or touch CUDA: a forked child has neither the
 threads nor a usable CUDA context.
 """
 
@@ -89,8 +89,9 @@ def main() -> None:
 def _run_one_worker(control: socket.socket) -> None:
     """Turn this process, which a profiler has started, into a worker. Does not return.
 
-    The kernel must not kill this process with its parent, the profiler, because the profiler's thread that started it
-    may exit earlier. The daemon kills it once the profiler has exited.
+    The kernel must not kill this process when its parent, the profiler, exits: it would do so as soon as the profiler's
+    thread that started this process exits, which may be earlier. Instead, the daemon kills this process once the
+    profiler has exited.
     """
     order = _receive(control, 0)
     control.close()
@@ -124,7 +125,7 @@ def _import_everything() -> None:
 
     import rlinf_async._transports.tensors
     import rlinf_async._worker.process_main  # noqa: F401
-    from rlinf_async import Cluster, Tracer, Worker, wait_all  # noqa: F401  # and with these what user code imports
+    from rlinf_async import Cluster, Tracer, Worker, wait_all  # noqa: F401  # these import all that user code imports
 
 
 def _keep_from_finalizing() -> None:
@@ -149,7 +150,7 @@ class Order:
 
 
 def _serve(control: socket.socket) -> None:
-    """Execute orders until the daemon exits; orders that are queued together are forked together."""
+    """Execute orders until the daemon exits; fork the workers of all queued orders together."""
     while True:
         first = _receive(control, 0)
         if first is None:
@@ -205,7 +206,7 @@ def _refusal(error: OSError) -> str:
 
 
 def _fork_twice(control: socket.socket, orders: list[Order]) -> list[dict[str, Any]]:
-    """Fork the workers so that the daemon becomes their parent; return the ``pid`` or ``error`` for each.
+    """Fork the workers so that the daemon becomes their parent; return the ``pid`` or ``error`` for each order.
 
     An intermediate process forks all workers and exits; the daemon, a subreaper, adopts them.
     """
@@ -278,7 +279,7 @@ def _run_preloaded(spec: dict[str, Any], fds: list[int]) -> None:
     if not control.recv(1):
         os._exit(1)
     die_with_parent(spec["parent"])
-    # Adopt children of the imports: if the imports leave any, this template is refused.
+    # Adopt processes that the imports leave behind; if there are any, this template is refused.
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _take_environment(spec)
     _open_outputs()
@@ -394,8 +395,8 @@ def _limit_open_files(most: int) -> None:
 def _mark(token: str) -> None:
     """Replace the template's token with the worker's in the memory that the kernel shows as ``/proc/<pid>/environ``.
 
-    The kernel filled that memory at exec, and changes to ``os.environ`` do not affect it. By this token, the daemon
-    finds a dead worker's leftover processes, including forked children that have changed their session.
+    The kernel filled that memory at exec, and changes to ``os.environ`` do not affect it. The daemon uses this token to
+    find a dead worker's leftover processes, including forked children that have changed their session.
     """
     name = b"RLINF_WORKER="
     offset = Path("/proc/self/environ").read_bytes().find(name)

@@ -35,9 +35,9 @@ class CudaIpcLink(DeviceLink):
     """A link that sends handles of GPU memory; the receiver copies that memory into its own, on the device.
 
     Memory is shared only for the copy: **the sender keeps its tensors alive until its send is done**, the receiver
-    closes them before it confirms, and a process that dies releases everything. The sender offers the tensors once its
-    stream has written them; neither side waits for other work on its GPU. A copy is valid once the sender has confirmed
-    that the memory was still unchanged::
+    closes the memory before it confirms, and a process that dies releases everything. The sender offers the tensors
+    once its stream has written them; neither side waits for other work on its GPU. A copy is valid once the sender has
+    confirmed that the memory was still unchanged::
 
         sender    "offer", 7, handles ──►                      ──► "kept", 7    send(7) is done
         receiver       opens, copies, closes, "received", 7 ──►                 receive(7) is done

@@ -53,7 +53,7 @@ class DeviceMemory(Protocol):
 class CudaMemory:
     """``DeviceMemory`` over CUDA IPC; a handle in use is opened only once.
 
-    The exporting side caches no handles: a new allocation may reuse an address.
+    The exporting side caches no handles, because a new allocation may reuse an address.
 
     Raises, in all methods:
         RuntimeError: CUDA refuses, for example because expandable segments have no handles.
