@@ -35,10 +35,10 @@ class Faults:
     """The average number of faults of each kind per virtual minute.
 
     Attributes:
-        kills: a rank is killed.
-        stops: a rank is stopped for ``stop_s`` seconds.
-        cuts: a node other than node 0 is cut off for ``cut_s`` seconds.
-        breaks: sockets between a rank and its callers break.
+        kills: faults that kill a rank.
+        stops: faults that stop a rank for ``stop_s`` seconds.
+        cuts: faults that cut off a node other than node 0 for ``cut_s`` seconds.
+        breaks: faults that break the sockets between a rank and its callers.
         groups: names of the groups whose ranks may fail; None for all.
 
     Raises:

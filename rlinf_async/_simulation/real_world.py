@@ -1,4 +1,4 @@
-"""Guard that rejects torch.distributed, forks, subprocesses, connections and GPUs, which are not simulated."""
+"""A guard that rejects torch.distributed, forks, subprocesses, connections and GPUs, which are not simulated."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class Scheduler:
         random: seeded generator that makes every choice of the simulation.
         writes: separate seeded generator for partial socket writes, so that other choices are unaffected.
         current: process whose globals are installed.
-        grave: an ended process; its globals are installed for code that outlives its process.
+        grave: an ended process, whose globals are installed while code runs that has outlived its own process.
         steps: number of turns so far.
         serials: numbers for tasks and futures, in order of creation.
     """

@@ -158,8 +158,8 @@ class SimCluster:
 
     def _discard_remains(self) -> None:
         """Drop the remains of ended processes, discarding their coroutines' output."""
-        # A garbage-collected coroutine runs its `finally` blocks. With the host process's globals installed, a worker's
-        # call would take the host for a forked child and end it, after running all exit functions.
+        # A garbage-collected coroutine runs its `finally` blocks. If the host process's globals were installed, a
+        # worker's call would mistake the host for a forked child and end it, after running all exit functions.
         # tests/simulation/test_sim_deaths.py::test_a_death_leaves_nothing_in_the_process_that_simulates
         self.scheduler.grave.enter()
         _close_coroutines()
@@ -168,7 +168,7 @@ class SimCluster:
         del self.fabric
         pool.close()  # shared by all simulated processes
         for finalizer in list(weakref.finalize._registry.keys() - self._finalizers):  # type: ignore[attr-defined]
-            # A bound method as callback belongs to an ended process's object.
+            # A finalizer whose callback is a bound method belongs to an object of an ended process.
             if isinstance((finalizer.peek() or (None, None))[1], MethodType):
                 finalizer.detach()
         for _ in range(_COLLECTIONS):  # the next collection frees an object revived by a finalizer
@@ -251,7 +251,7 @@ class SimCluster:
     # -- faults -------------------------------------------------------------------------------------------------
 
     def kill(self, group: str, rank: int) -> bool:
-        """Kill a rank's process, as by SIGKILL; return False if the rank has none."""
+        """Kill a rank's process, as if by SIGKILL; return False if the rank has none."""
         worker = self.find(group, rank)
         self.scheduler.note("fault", f"kill {group}:{rank}")
         if worker is not None:
@@ -259,7 +259,7 @@ class SimCluster:
         return worker is not None
 
     def stop(self, group: str, rank: int, seconds: float) -> bool:
-        """Stop a rank's process, as by SIGSTOP, and continue it later; return False if the rank has none."""
+        """Stop a rank's process, as if by SIGSTOP, and continue it later; return False if the rank has none."""
         worker = self.find(group, rank)
         self.scheduler.note("fault", f"stop {group}:{rank} for {seconds:g} s")
         if worker is not None:
@@ -310,16 +310,16 @@ class SimCluster:
         self.fabric.cut(source, target, seconds)
 
     def stop_node(self, node: int, seconds: float) -> None:
-        """Stop a daemon, as by SIGSTOP, and continue it later; its workers keep running.
+        """Stop a daemon, as if by SIGSTOP, and continue it later; its workers keep running.
 
-        A node other than node 0 ends once its lease has expired, when its guardian, which is not stopped, kills it.
+        The guardian of a node other than node 0 is not stopped, and kills the daemon once its lease has expired.
         """
         self.scheduler.note("fault", f"stop the daemon of node {node} for {seconds:g} s")
         self.nodes[node].stop_for(seconds)
         self.fabric.expect_silence(seconds)
 
     def kill_node(self, node: int) -> None:
-        """Kill a daemon, as by SIGKILL."""
+        """Kill a daemon, as if by SIGKILL."""
         self.scheduler.note("fault", f"kill the daemon of node {node}")
         self.nodes[node].kill()
 
@@ -353,7 +353,7 @@ def _close_coroutines() -> None:
     """End the coroutines of all simulated tasks, with an ended process's globals installed.
 
     A program may keep some coroutines alive. Left open, they would run their ``finally`` blocks in the host process at
-    a later garbage collection, where a worker's call would take the host for a forked child and end it.
+    a later garbage collection, where a worker's call would mistake the host for a forked child and end it.
     """
     # tests/simulation/test_sim_deaths.py::test_a_task_that_outlives_its_simulation_ends_nothing
     for task in own_tasks.all_tasks():

@@ -179,7 +179,7 @@ class LoopActor:
         self._wakeups: Any = None
         self.watched = loop.watched
         self.due = loop.due if process.rate == 1.0 else self._due
-        loop._thread_id = threading.get_ident()  # type: ignore[attr-defined]  # it runs
+        loop._thread_id = threading.get_ident()  # type: ignore[attr-defined]  # marks the loop as running
         scheduler.add(self)
 
     def _due(self) -> float:

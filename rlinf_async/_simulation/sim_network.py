@@ -22,7 +22,7 @@ _MAX_IN_FLIGHT: Final = 64
 """Number of messages in transit beyond which a sender waits, like the windows of TCP and gRPC."""
 _MINUTE_S: Final = 60.0
 _MAX_CONNECTIONS: Final = 100
-"""Limit on connections between two daemons per minute; more mean that a daemon keeps breaking them."""
+"""Maximum number of connections between two daemons per minute; above it, a daemon must keep breaking them."""
 
 
 class SimStream:
@@ -90,7 +90,8 @@ class Cable:
         self.nodes = (near, far)
         self.made_at = fabric.scheduler.now
         self.waits_until: dict[int, float] = {}
-        """Time, by node, until which its data is delayed after a cut; TCP's backoff may last as long as the cut."""
+        """Maps each node to the time until which its data is delayed after a cut, because TCP's backoff may last as
+        long."""
         self._ends: dict[int, tuple[SimStream, SimStream]] = {}
         for node, peer in ((near, far), (far, near)):
             self._ends[node] = (SimStream(self, node, peer), SimStream(self, node, peer))
@@ -125,7 +126,7 @@ class Cable:
 
 
 class SimPeerLink(PeerLink):
-    """A link without heartbeats while the network is intact, when hours of heartbeats would change nothing."""
+    """A link that sends no heartbeats while the network is intact, because they would change nothing."""
 
     network: SimNetwork
     _sleeps = False
@@ -152,7 +153,7 @@ class Fabric:
         self.scheduler = scheduler
         self.networks: dict[int, SimNetwork] = {}
         self.held: list[tuple[int, int, Callable[[], None]]] = []
-        """Callbacks, with source and target node, that wait for the path between the two nodes."""
+        """Callbacks that wait for the path between two nodes, each with its source and target node."""
         self.cables: list[Cable] = []
         self.is_whole = True
         self._cuts: dict[tuple[int, int], float] = {}

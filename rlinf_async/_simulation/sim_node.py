@@ -23,7 +23,7 @@ from rlinf_launcher.daemon.templates import Templates
 
 
 class SimDaemonControl:
-    """The lifeline of a simulated daemon."""
+    """A launcher's control over a simulated daemon."""
 
     def __init__(self, node: SimNode) -> None:
         self._node = node
@@ -116,7 +116,7 @@ class SimNode:
         return self.process.has_ended or (self.task is not None and self.task.done())
 
     def stop_for(self, seconds: float) -> None:
-        """Stop the daemon, as by SIGSTOP, and continue it later unless its guardian kills it first."""
+        """Stop the daemon, as if by SIGSTOP, and continue it later unless its guardian kills it first."""
         self.process.stop_for(seconds)
         assert self.node is not None
         root = self.node._router.node_links.get(0)
@@ -124,7 +124,7 @@ class SimNode:
             self.scheduler.after(silent, self.kill)
 
     def kill(self) -> None:
-        """Kill the daemon, as by SIGKILL; the kernel would kill its workers with it."""
+        """Kill the daemon, as if by SIGKILL; the kernel would kill its workers with it."""
         if self.has_ended:
             return
         assert self.node is not None

@@ -86,7 +86,7 @@ class SimProcess:
         self.loops: list[Any] = []
         self.actors: list[Any] = []
         self.on_exit: Callable[[int], None] = lambda code: None
-        """Callback for an exit of the process by itself."""
+        """Callback that is called when the process exits by itself."""
         self._scheduler = scheduler
         self._globals = [_fresh(table[name]) for table, name in _TABLES]
         self._of_classes: list[Any] = [_fresh(getattr(place, name)) for place, name in _ON_CLASSES]

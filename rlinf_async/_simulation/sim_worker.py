@@ -1,4 +1,4 @@
-"""``SimWorkerProcess``, a worker of a simulated daemon: started as threads and loops, and its death."""
+"""``SimWorkerProcess``, a worker of a simulated daemon: its threads and loops, and its death."""
 
 from __future__ import annotations
 
@@ -139,7 +139,8 @@ class SimWorkerProcess(WorkerProcess):
                 with contextlib.suppress(OSError):  # the socket may already be broken
                     connection._socket.sock.shutdown(socket.SHUT_RDWR)
             else:
-                # Keep the number in use, because another file with this number would irreparably get the frames.
+                # Keep the descriptor's number in use: if another file got this number, the frames would be written to
+                # that file.
                 null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
                 os.dup2(null, fd, inheritable=False)
                 os.close(null)
@@ -155,7 +156,7 @@ class SimWorkerProcess(WorkerProcess):
 
 
 class SimTemplates:
-    """Stand-in for a daemon's templates, which forks nothing."""
+    """A stand-in for a daemon's templates, which forks nothing."""
 
     python = "python"
     open_files = 1024

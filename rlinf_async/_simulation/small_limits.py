@@ -26,7 +26,7 @@ from rlinf_async._simulation import stand_ins
 from rlinf_async._simulation.stand_ins import replace
 from rlinf_async._transports import inline, transport_choice
 from rlinf_async._wire import daemon_link, send_buffer
-from rlinf_async.weights.plane import publisher  # noqa: F401  # imported within a block, it would keep a small number
+from rlinf_async.weights.plane import publisher  # noqa: F401  # an import within a block would keep a small value
 from rlinf_launcher.daemon import channel_replies, endpoint, routed_frames, router, service
 
 _KIB: Final = 1 << 10
@@ -69,7 +69,7 @@ LIMITS: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (transport_choice, "TRANSPORTS", {"pieces": transport_choice.TRANSPORTS["pieces"]._replace(min_bytes=64 * _KIB)}),
     (service, "count_memory", lambda: 16 * _KIB),  # half of it is the default ``max_bytes`` of channels
 )
-"""Module of each threshold, its name, and its small value."""
+"""Module, name and small value of each threshold."""
 
 SETTINGS: Final = {
     settings.MESSAGE_WINDOW_BYTES.variable: 64 * _KIB,

@@ -55,7 +55,7 @@ class WaitUntil:
 
 
 class SimGate:
-    """Gate of a simulated thread that does nothing else while it waits."""
+    """The gate of a simulated thread that does nothing else while it waits."""
 
     __slots__ = ("_actor", "_is_open")
 

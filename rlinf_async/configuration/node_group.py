@@ -16,25 +16,25 @@ from rlinf_async.errors import ConfigError
 from rlinf_async.hardware import Accelerator, NodeHardwareConfig
 
 CLUSTER_GROUP = "cluster"
-"""Label of the group of all nodes whose ranks count accelerators."""
+"""Label of the built-in group of all nodes whose ranks refer to accelerators."""
 NODE_GROUP = "node"
-"""Label of the group of all nodes whose ranks count nodes."""
+"""Label of the built-in group of all nodes whose ranks refer to nodes."""
 RESERVED = (CLUSTER_GROUP, NODE_GROUP)
 ACCELERATOR = Accelerator.HW_TYPE
-"""The kind of hardware that placement ranks count by default."""
+"""The kind of hardware that placement ranks refer to by default."""
 
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """A labelled group of a cluster's nodes. Placement ranks count either the group's hardware or its nodes.
+    """A labelled group of a cluster's nodes. Placement ranks refer to either the group's hardware or its nodes.
 
     RLinf calls this ``NodeGroupInfo``.
 
     Attributes:
         label: name of the group.
         nodes: nodes in the order in which their hardware is counted.
-        hardware_type: kind of hardware that ranks count; None for accelerators, if any node has accelerators.
-        ignore_hardware: True if ranks count nodes, whatever their hardware.
+        hardware_type: kind of hardware that ranks refer to; None for accelerators, if any node has accelerators.
+        ignore_hardware: True if ranks refer to nodes, whatever their hardware.
         env_configs: the nodes' interpreters and environment variables.
         hardware: hardware that the configuration describes.
     """
@@ -53,7 +53,7 @@ class NodeGroup:
 
     @cached_property
     def counted_hardware(self) -> str | None:
-        """The kind of hardware that ranks count; None if they count nodes."""
+        """The kind of hardware that ranks refer to; None if they refer to nodes."""
         if self.ignore_hardware:
             return None
         if self.hardware_type is not None:
@@ -67,12 +67,12 @@ class NodeGroup:
 
     @property
     def hardware_resource_count(self) -> int:
-        """The number of pieces of hardware, or of nodes if ranks count nodes."""
+        """The number of pieces of hardware, or of nodes if ranks refer to nodes."""
         return self.starts[-1]
 
     @property
     def local_hardware_ranks(self) -> list[list[int]]:
-        """For each node, the positions of its pieces of hardware."""
+        """The positions of each node's pieces of hardware."""
         return [list(range(self.count_on(node))) for node in self.nodes]
 
     def count_on(self, node: NodeInfo) -> int:
@@ -88,7 +88,7 @@ class NodeGroup:
         return self.locate(hardware_rank)[0]
 
     def get_local_hardware_rank(self, hardware_rank: int) -> int:
-        """Return the position of a piece of hardware on its node; -1 if ranks count nodes. Raises ConfigError."""
+        """Return the position of a piece of hardware on its node; -1 if ranks refer to nodes. Raises ConfigError."""
         node_and_position = self.locate(hardware_rank)
         return -1 if self.counted_hardware is None else node_and_position[1]
 
@@ -103,7 +103,7 @@ class NodeGroup:
         return self.nodes[index], hardware_rank - self.starts[index]
 
     def group_ranks_to_global_ranks(self, hardware_ranks: Sequence[int], cluster: Sequence[NodeInfo]) -> list[int]:
-        """Return the cluster-wide numbers of the group's accelerators, or the node ranks if the group counts nodes."""
+        """Return the cluster-wide numbers of the group's accelerators, or node ranks if its ranks refer to nodes."""
         first = dict(zip((node.node_rank for node in cluster), _first_accelerators(cluster), strict=True))
         located = [self.locate(rank) for rank in hardware_ranks]
         if self.counted_hardware is None:
@@ -111,7 +111,7 @@ class NodeGroup:
         return [first[node.node_rank] + position for node, position in located]
 
     def get_hardware_infos(self, node_rank: int) -> list[Any]:
-        """Return the details of the counted hardware on a node, as detected or else as configured."""
+        """Return the details of the counted hardware on a node, as detected or, failing that, as configured."""
         kind = self.counted_hardware
         found = [info for each in self._node(node_rank).hardware_resources if each.type == kind for info in each.infos]
         if found or self.hardware is None or kind != self.hardware.type:

@@ -26,8 +26,8 @@ class NodeGroupConfig:
         node_ranks: its nodes' ranks in the cluster, ascending.
         env_configs: its nodes' interpreters and environment variables.
         hardware: hardware that cannot be detected and is therefore described here.
-        ignore_hardware: True if ranks count nodes, whatever their hardware.
-        hardware_type: kind of hardware that ranks count; None for accelerators, if any node has accelerators.
+        ignore_hardware: True if ranks refer to nodes, whatever their hardware.
+        hardware_type: kind of hardware that ranks refer to; None for accelerators, if any node has accelerators.
     """
 
     label: str

@@ -1,7 +1,7 @@
 """Reports the memory and load of GPUs; runs as a subprocess, because a driver's library may take seconds to answer.
 
-``python -m rlinf_async.hardware.device_use 0 GPU-5a3e`` answers with a JSON object: device id → ``used`` and ``memory``
-in bytes, and ``percent``, the share of the last second in which it was busy.
+``python -m rlinf_async.hardware.device_use 0 GPU-5a3e`` prints a JSON object. It maps each device id to ``used`` and
+``memory`` in bytes, and ``percent``, the share of the last second in which the device was busy.
 """
 
 from __future__ import annotations

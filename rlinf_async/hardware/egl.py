@@ -1,7 +1,7 @@
 """Maps GPUs to EGL device numbers for rendering; runs as a subprocess, because EGL loads the graphics driver.
 
-``python -m rlinf_async.hardware.egl 0 GPU-5a3e`` answers with a JSON object: device id → its EGL number.  EGL numbers
-all devices of a machine in its own order, so run this on the machine that has the GPUs.
+``python -m rlinf_async.hardware.egl 0 GPU-5a3e`` prints a JSON object that maps each device id to its EGL number. EGL
+numbers all devices of a machine in its own order, so run this on the machine that has the GPUs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_DEVICES: Final = 64
 
 
 def rendering_devices(ids: Sequence[str], cards: Sequence[Card], ordinals: Sequence[int | None]) -> dict[str, int]:
-    """Return a dict that maps device ids to EGL device numbers, without the devices that EGL does not list.
+    """Return a dict that maps device ids to EGL device numbers, omitting devices that EGL does not list.
 
     Args:
         ids: entries of a visibility variable.

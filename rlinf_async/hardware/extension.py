@@ -41,5 +41,5 @@ def load_extension(environ: Mapping[str, str]) -> str:
 
 
 def load_user_extension_module(logger: logging.Logger | None = None) -> None:
-    """RLinf's name for ``load_extension`` with the process's own environment."""
+    """Call ``load_extension`` with this process's own environment, under RLinf's name."""
     load_extension(os.environ)

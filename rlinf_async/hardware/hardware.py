@@ -73,7 +73,7 @@ class NodeHardwareConfig:
     configs: tuple[HardwareConfig, ...] = field(default=())
 
     config_registry: ClassVar[ConfigRegistry] = {}
-    """Configuration class of each kind."""
+    """Maps each kind to its configuration class."""
 
     @classmethod
     def register_hardware_config(cls, type: str) -> Callable[[ConfigClass], ConfigClass]:
@@ -141,7 +141,7 @@ class Hardware(ABC):
 
     HW_TYPE: ClassVar[str]
     DEFAULT_HW_TYPE: ClassVar[str | None] = None
-    """The kind that placement ranks count in a node group without ``hardware_type``: accelerators."""
+    """The kind that placement ranks refer to in a node group without ``hardware_type``: accelerators."""
     policy_registry: ClassVar[dict[str, type[Hardware]]] = {}
 
     @classmethod

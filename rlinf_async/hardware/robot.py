@@ -25,8 +25,8 @@ _TRUTHS: Final = {"1": True, "true": True, "yes": True, "0": False, "false": Fal
 class RobotConfig(HardwareConfig):
     """Configuration of one robot.
 
-    A field missing in the configuration takes its value from an environment variable on the robot's node, whose name is
-    the field's in capitals and which has one comma-separated value per robot of that node. Items of a list are
+    A field that is missing from the configuration takes its value from an environment variable on the robot's node. The
+    variable has the field's name in capitals, and one comma-separated value per robot of that node. Items of a list are
     separated by ``;``, or by commas if the node has one robot. An empty value keeps the default. Node ranks are never
     read from variables.
     """

@@ -74,7 +74,7 @@ class ComponentPlacement:
 
     @property
     def placement_mode(self) -> PlacementMode:
-        """How the components share accelerators."""
+        """The way in which the components share accelerators."""
         return PlacementMode.HYBRID
 
     @property
@@ -125,7 +125,7 @@ def _plan(rule: Rule, cluster: ClusterShape) -> _Component:
         raise rule.error(f"{rule.name} cannot be placed: the cluster has no nodes")
     try:
         groups = find_groups(cluster, rule.node_group)
-        # The ranks are nodes if any of the groups has no hardware, because a rule cannot mix nodes and hardware.
+        # The ranks refer to nodes if any of the groups has no hardware, because a rule cannot mix nodes and hardware.
         by_node = any(group.counted_hardware is None for group in groups)
         resolver = None if by_node else MultiNodeGroupResolver(groups)
         nodes = nodes_of(groups) if by_node else []

@@ -17,7 +17,7 @@ _TRAINERS = ("actor", "inference", "critic", "critic_inference")
 _POSITIONED = (*_TRAINERS, "rollout")
 _SYNONYMS = {"actor_inference": "inference"}
 _SCORES = {"inference": "actor", "critic_inference": "critic"}
-"""The component whose model each of these components uses for scoring."""
+"""Maps each scoring component to the component whose model it uses."""
 
 
 class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
@@ -38,7 +38,8 @@ class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
 
     Args:
         config: configuration with ``cluster.component_placement`` and the parallel sizes in ``actor.model``,
-            ``rollout``, ``inference.model`` and ``critic.model``. A missing size is 1, for inference the actor's size.
+            ``rollout``, ``inference.model`` and ``critic.model``. A missing size is 1; for inference, it is the actor's
+            size.
         cluster: object with ``nodes``.
 
     Raises:
@@ -220,7 +221,7 @@ class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
         rule, ranks = self._components[name].rule, self._components[name].resources
         node_group = rule.node_group
         first, last = ranks[0], ranks[-1]
-        if self.is_auto:  # the scheduler moves this component within the whole cluster, so its ranks are counted there
+        if self.is_auto:  # its ranks are counted in the whole cluster, within which the scheduler moves it
             first, last, node_group = self._accelerators[name][0], self._accelerators[name][-1], None
             if name == "actor":
                 first, last = 0, self._cluster_num_gpus - 1

@@ -28,7 +28,7 @@ class AcceleratorNumbering:
 
     def __init__(self, cluster: ClusterShape) -> None:
         self.nodes = sorted(cluster.nodes, key=lambda node: node.node_rank)
-        # For each node, the number of its first accelerator; then the total.
+        # For each node, the number of its first accelerator; finally, the total.
         self._starts = list(accumulate((node.num_accelerators for node in self.nodes), initial=0))
 
     @property

@@ -9,7 +9,7 @@ from rlinf_async._core import dialect
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one rank runs: its node, its neighbours on the node, and its devices.
+    """The place of one rank: its node, its neighbours on the node, and its devices.
 
     Attributes:
         rank: the worker's rank in its group.
@@ -24,7 +24,7 @@ class Placement:
         isolate_accelerator: True if a worker with its own devices sees only those.
         local_hardware_ranks: positions of the worker's own hardware in the node's list; empty without hardware.
         node_group_label: label of the worker's node group.
-        global_accelerator_ids: the visible devices, numbered from 0 across the whole cluster.
+        global_accelerator_ids: numbers of the visible devices, counted from 0 across the whole cluster.
         hardware_type: kind of the worker's own hardware, ``"Accelerator"`` or a robot type; empty without hardware.
     """
 

@@ -47,13 +47,13 @@ class MultiNodeGroupResolver:
 
     @property
     def hardware_types(self) -> list[str] | None:
-        """The kind of hardware that each group counts; None if one of the groups counts nodes."""
+        """The kind of hardware that each group's ranks refer to; None if any group's ranks refer to nodes."""
         kinds = [group.counted_hardware for group in self.node_groups]
         known = [kind for kind in kinds if kind is not None]
         return known if len(known) == len(kinds) else None
 
     def check_counts_hardware(self, strategy: str) -> None:
-        """Raise ConfigError if any group's ranks count nodes."""
+        """Raise ConfigError if any group's ranks refer to nodes."""
         bare = [group for group in self.node_groups if group.counted_hardware is None]
         if bare:
             nodes = describe_nodes([node for group in bare for node in group.nodes])
@@ -64,7 +64,8 @@ class MultiNodeGroupResolver:
 
     @property
     def noun(self) -> str:
-        """The thing that a rank counts: ``"accelerator"``, ``"Franka"``, or ``"hardware rank"`` for a mix."""
+        """The kind of thing that a rank refers to: ``"accelerator"``, ``"Franka"``, or ``"hardware rank"`` for a
+        mix."""
         kinds = {group.counted_hardware for group in self.node_groups}
         if len(kinds) > 1:
             return "hardware rank"
@@ -94,7 +95,7 @@ class MultiNodeGroupResolver:
         return self.locate(global_hw_rank).group.label
 
     def get_local_hardware_rank(self, global_hw_rank: int) -> int:
-        """Return a piece's position among the pieces of its kind on its node; -1 if its group counts nodes."""
+        """Return a piece's position among the pieces of its kind on its node; -1 if the rank refers to a node."""
         return self.locate(global_hw_rank).position
 
     def get_hardware_type_for_rank(self, global_hw_rank: int) -> str | None:
@@ -107,7 +108,7 @@ class MultiNodeGroupResolver:
 
 
 def groups_of(cluster: ClusterShape) -> dict[str, NodeGroup]:
-    """Return a cluster's node groups by label, including the built-in ``cluster`` and ``node``."""
+    """Return a dict that maps each label to its node group, including the built-in ``cluster`` and ``node``."""
     built_in = built_in_groups(cluster.nodes)
     own: Sequence[NodeGroup] = getattr(cluster, "node_groups", None) or ()
     return {group.label: group for group in (*built_in, *own)}

@@ -79,7 +79,7 @@ def _suggest_strategy(given: Any) -> str:
 
 @dataclass(frozen=True)
 class Seat:
-    """Where one process runs: its node as a member of a group, and its own pieces of the group's hardware on it."""
+    """The place of one process: its node as a member of a group, and its own pieces of the group's hardware there."""
 
     group: NodeGroup
     node: NodeInfo

@@ -23,10 +23,10 @@ def worker_environment(
 
     ``LOCAL_RANK`` is the worker's argument for ``torch.cuda.set_device``:
 
-    * 0 if the worker is isolated, because it numbers its visible devices from 0; ``LOCAL_WORLD_SIZE`` is then 1;
-    * without isolation, the position of the worker's first device on the node; ``LOCAL_WORLD_SIZE`` is the number of
-      the group's workers there;
-    * if the worker has no device, its position among the group's workers on the node.
+    * 0 if the worker is isolated, because it numbers its visible devices from 0. ``LOCAL_WORLD_SIZE`` is 1.
+    * Without isolation, the position of the worker's first device on the node. ``LOCAL_WORLD_SIZE`` is the number of
+      the group's workers on the node.
+    * If the worker has no device, its position among the group's workers on the node.
 
     Args:
         placement: the worker's placement.
@@ -35,7 +35,7 @@ def worker_environment(
         world_size: number of workers in the group.
         master_addr, master_port: address on which rank 0's store listens.
         run_id: id of the run, which the worker sees as its namespace.
-        accelerator_model: the node's model, such as ``"NV_GPU:H200"``.
+        accelerator_model: the node's accelerator model, such as ``"NV_GPU:H200"``.
         catch_system_failure: if True, the worker prints its stacks when a signal ends it.
     """
     local_rank, local_world_size = _get_torch_local_rank(placement)
