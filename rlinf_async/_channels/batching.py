@@ -81,7 +81,7 @@ class Batching:
         return self.gathers()
 
     def gathers(self) -> bool:
-        """Schedule a flush at the end of the loop's turn. Return False if there is no loop, or one that may block."""
+        """Schedule a flush at the end of the loop's turn. Return False if there is no loop, or if it may block."""
         loop = awaiting_loop()
         if loop is None:
             return False

@@ -1,4 +1,4 @@
-"""In-process queue of ``Channel.create(..., local=True)``: no daemon; items are neither pickled nor copied."""
+"""The in-process queue of ``Channel.create(..., local=True)``: no daemon; items are neither pickled nor copied."""
 
 from __future__ import annotations
 

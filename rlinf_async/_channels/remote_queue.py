@@ -36,7 +36,7 @@ _LAST_WORD_S: Final = 1.0
 # This class is not split, although it has more than 30 methods, because puts, gets and queries are all started,
 # answered and withdrawn in one order.
 class RemoteQueue(QueueDestination):
-    """Proxy of one queue, shared by all of this process's ``Channel`` objects for the same channel.
+    """A proxy of one queue, shared by all of this process's ``Channel`` objects for the same channel.
 
     Requests to the daemon are numbered, and answers refer to that number. ``start`` may be called from any thread; the
     client's thread handles the daemon's messages.
@@ -237,7 +237,7 @@ class RemoteQueue(QueueDestination):
 
     def _share(self, *, is_told: bool = False) -> None:
         """Make all loops return their unread items, because there is another consumer."""
-        # Also withdraw a get in progress, which requests later items; otherwise these would arrive before the
+        # Also withdraw a get in progress, which requests later items; otherwise, these items would arrive before the
         # unread items have returned. tests/_channels/test_remote_queue.py::test_a_loop_that_gives_way_asks_anew
         gets = self._gets_of_loops()
         holding = [get.reader for get in gets if get.done() and get.left]

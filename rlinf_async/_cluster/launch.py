@@ -33,7 +33,7 @@ logger = own_logger(__name__)
 
 _UNDO_TIMEOUT_S: Final = 5.0
 
-# Limit on the size of one environment variable; it is the kernel's limit when a worker starts a program.
+# Limit on the size of one environment variable; the kernel enforces it when a worker starts a program.
 _MAX_VALUE_BYTES: Final = 128 * 1024
 
 

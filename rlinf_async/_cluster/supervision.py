@@ -48,8 +48,8 @@ _MAX_CAUSES: Final = 4
 _WHOLE_GROUP: Final = -1
 
 
-# This class, the steps of one restart, is not split, although it has 35 methods, because the steps run in one task on
-# ``RestartRounds`` and ``RestartBudget``.
+# This class is not split, although it has 35 methods: they are the steps of one restart, and run in one task on one
+# ``RestartRounds`` and one ``RestartBudget``.
 class Supervision:
     """The restarts of one group's ranks.
 
@@ -316,8 +316,8 @@ class Supervision:
         if homeless:
             await _pause(_NODE_END_S)
         if self._by_rank and 0 not in ranks:
-            # Otherwise these ranks would be constructed with the address of the lost store.
-            # tests/simulation/test_sim_order.py::test_ranks_of_a_lost_node_are_constructed_with_the_new_store
+            # Wait until the store has moved; otherwise, these ranks would be constructed with the address of the lost
+            # store. tests/simulation/test_sim_order.py::test_ranks_of_a_lost_node_are_constructed_with_the_new_store
             await self._until(lambda: self._store_node not in lost or 0 not in self._away)
         placements = self._members.placements
         for rank in homeless:
@@ -354,7 +354,7 @@ class Supervision:
         )
 
     async def _afford(self, ranks: list[int]) -> tuple[list[int], float]:
-        """Count the restarts. Return the ranks to restart, and the pause before that; give up the other ranks."""
+        """Count the restarts. Return the ranks to restart, and the pause before; give up the other ranks."""
         for rank in ranks:
             facts = self._away[rank]
             self._note(rank, f"rank {rank} (pid {facts['pid']}) {facts['verdict']}")
@@ -471,7 +471,7 @@ class Supervision:
         logger.warning("%s of group '%s' %s back", name_ranks(ranks), members.name, "is" if not ranks[1:] else "are")
 
     async def _call_hooks(self, living: list[int], restart: Restart) -> list[Outcome]:
-        """Run the workers' hooks until all have ended, or a rank dies, because the others would wait for it forever."""
+        """Run the workers' hooks until all have ended or a rank dies, for which the others would wait forever."""
         members = self._members
         body = codec.encode(((restart,), {}), describe="argument of on_restart()", root="args")
         call = members.call_now(living, ON_RESTART, body)

@@ -14,7 +14,7 @@ from rlinf_async.stream import StreamCall
 
 
 class CallDeadlines:
-    """Watchdog that ends calls of one group that are not answered in time.
+    """A watchdog that ends calls of one group that are not answered in time.
 
     Args:
         calls: returns the open calls in sequences, each oldest first.

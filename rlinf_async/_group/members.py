@@ -1,5 +1,5 @@
-"""The members of a group in a caller's process, shared by the group's views: queues and sends calls, ends late calls,
-handles deaths."""
+"""``Members``: a group's members in a caller's process, shared by the group's views. Queues and sends calls, ends late
+calls, and handles deaths."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Members:
         self.version = 0  # incremented whenever a rank gets another endpoint
         self._lock = threading.Lock()
         self._pending: list[WaitingCall] = []
-        # Calls, with slots, that a rank's death left unanswered and that are to be sent again.
+        # Calls, each with its slot, that a rank's death left unanswered and that must be sent again.
         self._repeats: list[tuple[GroupCallee, Handle, int]] = []
         # Ranks whose calls must wait; ranks are added without the lock and removed under it.
         self._held = set(range(size))
@@ -168,7 +168,7 @@ class Members:
         with self._lock:
             self.infos, self.logs = infos, logs
             self.endpoints = endpoints
-            # A group that was looked up may be built from an outdated roster, when the report of a rank's return has
+            # A group that was looked up may be built from an outdated roster after the report of a rank's return has
             # already arrived. tests/simulation/test_sim_cluster.py::
             # test_a_group_that_was_found_while_its_rank_died_means_the_next_one
             for rank in range(len(endpoints)):
@@ -188,8 +188,8 @@ class Members:
             else:
                 self._repeat(callee, handler, slot)
         self._pending = [waiting for waiting in self._pending if not self._leave(waiting)]
-        # Set _started before testing _held, so that if the frame-handling thread holds a rank at this moment, the rank
-        # is either seen here or clears _started.
+        # Set _started before testing _held. If the frame-handling thread adds a rank at the same time, either this
+        # thread sees the rank, or that thread clears _started.
         self._started = True
         if self._held:
             self._started = False

@@ -259,7 +259,7 @@ class PoolCalls:
         return any(self._state.standing[rank] is Standing.LIVE for rank in request.ranks)
 
     def needs(self, request: PoolRequest) -> slow_waits.Needs:
-        """Return the needs of a waiting call: the end of one of these calls, or a restart."""
+        """Return a waiting call's needs: the end of one of the calls that occupy its ranks, or a restart."""
         if not self._is_any_there(request):
             is_restart = self.members.endpoints is not None
             return ([Target(TargetKind.RESTART, name=self.members.name)] if is_restart else []), True

@@ -77,7 +77,7 @@ class Attempt:
 
 
 class RankPool:
-    """The calls of one process for any rank of a group.
+    """The calls of one process that any rank of a group may take.
 
     A call goes to the live rank with the fewest open calls, and among equals to the first, because the most recently
     active process is the fastest. If all ranks have ``in_flight`` calls, the call waits; a call never takes room that
@@ -176,7 +176,7 @@ class RankPool:
     # -- stalls -------------------------------------------------------------------------------------------------
 
     def find_stalled(self, now: float) -> list[Attempt]:
-        """Return the calls of ranks silent for too long; until a sign of life, new calls avoid these ranks."""
+        """Return the calls of ranks silent for too long; new calls avoid these ranks until they show a sign of life."""
         found = []
         for rank, owed in self._owed():
             silence = now - self._owes_since(rank)
@@ -212,7 +212,7 @@ class RankPool:
     # -- choice -------------------------------------------------------------------------------------------------
 
     def _eligible(self, ranks: Sequence[int]) -> Sequence[int]:
-        """Return the best of these ranks: live ranks; else silent ranks; none as long as a rank may return."""
+        """Return the live ranks, preferably not silent; without live ranks, none if any rank may return, else all."""
         live = [rank for rank in ranks if self.standing[rank] is Standing.LIVE]
         if live:
             return [rank for rank in live if rank not in self._silent] or live

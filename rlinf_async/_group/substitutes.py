@@ -33,7 +33,7 @@ class Substitutes:
         self._spares: dict[int, int] = {}
 
     def choose(self, placement: Placement, lost: Container[int], residents: Iterable[Resident]) -> int | None:
-        """Return a node for a rank whose node is lost, if any; ``residents`` are all groups' living ranks."""
+        """Return a node for a rank whose node is lost, or None; ``residents`` are all groups' living ranks."""
         groups = {label for node in self._nodes for label in node.node_labels}
         label = placement.node_group_label
         living = [

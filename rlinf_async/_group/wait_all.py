@@ -1,4 +1,4 @@
-"""Waiting for several calls at once: returns the results in order, or the first failure, which cancels the others."""
+"""Waits for several calls at once: returns the results in order; at the first failure, cancels the other calls."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ end: EndEvent = _no_end
 # ``point(kind, name, value)`` records an event without duration.
 point: BeginEvent = _nowhere
 
-start_call: Start = _no_start
 # ``start`` and ``finish`` of the ``CallJournal``.
+start_call: Start = _no_start
 finish_call: Finish = _no_finish
 
 _owner: object = None

@@ -1,4 +1,4 @@
-"""``RunFiles``: rings, black boxes and logs in a run's log directory: lists and reads them, following no links out of
+"""``RunFiles``: lists and reads the rings, black boxes and logs in a run's log directory; follows no links out of
 it."""
 
 from __future__ import annotations

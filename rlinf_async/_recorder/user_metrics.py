@@ -19,7 +19,7 @@ from rlinf_async._recorder.state.metric_names import cell_name, complaint
 
 logger = own_logger(__name__)
 
-# Exceptions from the conversion to a float: a tensor with several elements raises the last.
+# Exceptions from the conversion to a float: a tensor with several elements raises RuntimeError.
 _NO_NUMBER: Final = (TypeError, ValueError, RuntimeError)
 
 

@@ -60,7 +60,7 @@ class Tracer:
 
     @staticmethod
     def trace_func(function: Any = None, *, name: str | None = None, cat: str = "default") -> Any:
-        """Decorate a function, ``def``, ``async def`` or an async generator; with or without arguments.
+        """Decorate a ``def``, ``async def`` or async generator function; usable with or without arguments.
 
         Args:
             name: name of the spans; by default the function's qualified name.

@@ -203,7 +203,7 @@ def parse_profiling(section: Mapping[str, Any]) -> ProfileConfig:
     """Return the configuration in a ``profiling`` section.
 
     Raises:
-        ConfigError: the back end is unknown, or lacks one of the keys.
+        ConfigError: the back end is unknown, or does not have one of the given keys.
     """
     if not isinstance(section, Mapping):
         raise ConfigError(f"profiling must be a mapping with a backend, got {section!r}")

@@ -84,6 +84,7 @@ def decoupled_build_send_plan(
         tag_batch_router: in a reply, the names of the answered shards in order; each part returns to its shard's
             origin.
         send_queue_size: number of shards to send; 0 for all of the rank's shards.
+
     Raises:
         ConfigError: the batch cannot be divided evenly.
         ValueError: ``tag_batch_router`` contains a text that is not the name of a shard.

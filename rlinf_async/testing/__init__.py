@@ -1,4 +1,4 @@
-"""Tests of training loops in a simulated cluster, with virtual time, and with deaths and cuts determined by a seed.
+"""Tests training loops in a simulated cluster: time is virtual, and a seed determines deaths and network cuts.
 
 Names are loaded on first use, and torch with the first name.
 """

@@ -13,7 +13,7 @@ ITEM_OVERHEAD_BYTES: Final = 256
 
 WINDOW_BYTES: Final = 16 << 20
 _SHARE: Final = 32
-"""Divisor: the window of one process is ``max_bytes``, if bounded, divided by this number."""
+"""Divisor of a queue's ``max_bytes``, if bounded, that yields the window of one process."""
 
 _DESCRIPTOR_BYTES: Final = 256 << 10
 """Minimum charge for an item in sealed memory, because all processes together share a limit on descriptors."""

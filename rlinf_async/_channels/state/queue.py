@@ -462,7 +462,7 @@ class Queue:
         """True if a returned item may still serve this get.
 
         Other clients may return the items delivered to them. The get's own client may return leases and a loop's unread
-        items; items of its plain gets are returned only if it dies, and this get then ends as well.
+        items; items of its plain gets are returned only if it dies, in which case this get ends as well.
         """
         own = self.clients[get.consumer].gets.values()
         return key_queue.handed_out > sum(

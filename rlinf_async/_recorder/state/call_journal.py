@@ -1,11 +1,11 @@
 """A journal of a worker's running and finished calls, in memory that outlives the worker.
 
-A dead worker's caller learns whether its call had not started, had started, or had finished and lost only its answer,
-and so whether the call may have had an effect. The journal follows the slots of the flight recorder's ring. Its layout,
-in words of 8 bytes::
+From the journal, a dead worker's caller learns whether its call had not started, had started, or had finished and lost
+only its answer, and so whether the call may have had an effect. The journal follows the slots of the flight recorder's
+ring. Its layout, in words of 8 bytes::
 
     0         1 once a call was omitted for lack of room
-    1         2,048 calls: key, with the highest bit once it has finished, the latest over the oldest of these; or 0
+    1         2,048 calls: key, highest bit set once finished; 0 if unused. New calls replace the oldest finished ones
     2,049     256 callers: endpoint, and the highest number of its calls that have started
 
     journal = CallJournal(memoryview(bytearray(JOURNAL_BYTES)))

@@ -1,4 +1,4 @@
-"""The flight recorder's ring: one process's latest events and its metrics, in memory that others can read.
+"""The flight recorder's ring: one process's latest events and its metrics, in memory that other processes can read.
 
 The memory is the mapping of a file, so that it outlives the process, however the process ends. Its layout,
 little-endian::
@@ -9,8 +9,8 @@ little-endian::
     76 KiB   slots    events of 24 bytes: kind, phase, name, operation, value, time; a power of two of them
     end      journal  calls that the process runs (``call_journal.py``)
 
-An operation has a begin event and an end event with the same number; an operation running when the process was killed
-has only its begin. ``ring_contents.py`` reads the ring.
+An operation has a begin event and an end event with the same number; an operation that was running when the process was
+killed has only a begin event. ``ring_contents.py`` reads the ring.
 
     ring = EventRing(bytearray(size_of(1024)), 1024, {"process": "rollout:0"})
     operation = ring.begin(EventKind.SEND, "send actor:0", 4096.0)
@@ -49,13 +49,13 @@ USED: Final = struct.Struct("<I")
 SKIPPED: Final = "rlinf_recorder_skipped_operations_total"
 
 MAX_NAME_BYTES: Final = 200
-OTHER: Final = "(other)"  # name at index 0, replaces all names that do not fit
+OTHER: Final = "(other)"  # name at index 0, which replaces all names that do not fit
 
 
 class EventKind(IntEnum):
     """The kind of an event, which determines the meaning of its value and its name."""
 
-    # End of an operation; its begin has the kind and name.
+    # End of an operation; its begin event has the kind and name.
     END = 0
     # Call made by this process; value: number of ranks; name: ``group.method``.
     CALL = 1
@@ -96,7 +96,7 @@ class MetricKind(IntEnum):
 
 
 class BeginEvent(Protocol):
-    """Records the beginning of an operation, or a point; returns its number.  Only a ``SpanLog`` uses ``of``."""
+    """Records the beginning of an operation, or a point; returns its number. Only a ``SpanLog`` uses ``of``."""
 
     def __call__(self, kind: int, name: str, value: float = 0.0, of: Any = None) -> int: ...
 
@@ -136,7 +136,7 @@ def identity_of(head: bytes) -> dict[str, Any]:
 
 
 class _NameIndex(dict[str, int]):
-    """Indices of the names in the ring; looking up a new name adds it, or returns the index of ``OTHER`` if full."""
+    """Indices of the names in the ring; looking up a new name adds it, or returns ``OTHER``'s index if it is full."""
 
     def __init__(self, buffer: mmap | bytearray, lock: threading.RLock) -> None:
         self._buffer, self._lock, self._used = buffer, lock, USED.size
@@ -161,7 +161,7 @@ class _NameIndex(dict[str, int]):
 
 
 class EventRing:
-    """A writer of a ring, for threads and finalizers: takes no lock except for new names, and never fails.
+    """A writer of a ring for use in threads and finalizers; it takes no lock except for new names, and never fails.
 
     Args:
         buffer: ``size_of(slots)`` bytes, all zero.

@@ -16,7 +16,7 @@ _PROCESS: Final = ("group", "rank")
 
 @dataclass(frozen=True)
 class MetricFamily:
-    """A metric of the framework: ``labels`` are those besides ``node``; ``about`` is the HELP text."""
+    """A metric of the framework: ``labels`` omits ``node``, which every metric has; ``about`` is the HELP text."""
 
     name: str
     about: str

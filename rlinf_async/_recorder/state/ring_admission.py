@@ -1,4 +1,4 @@
-"""``RingAdmission``: limit on recorded operations, so that a ring covers half a minute at any rate.
+"""``RingAdmission``: limits the number of recorded operations, so that a ring covers half a minute at any rate.
 
     admits = RingAdmission(65536, left_out).question()
     if admits():                    # a fifteenth of a microsecond at a high rate
@@ -21,12 +21,12 @@ COVERED_S: Final = 30  # minimum seconds that a ring covers, except in a burst
 _LEFT_OUT: Final = 16
 
 
-# Number of operations admitted before the clock is read again; with more, a quiet time would count twice.
+# Number of operations admitted before the clock is read again; with a larger number, a quiet period would count twice.
 _MAX_SHARE: Final = 256
 
 
 class RingAdmission:
-    """Token bucket, iterated over in shares; ``left_out`` receives the number omitted; ``clock`` is in nanoseconds."""
+    """A token bucket that hands out shares; ``left_out`` gets the number of omitted operations; ``clock`` is in ns."""
 
     def __init__(
         self, slots: int, left_out: Callable[[int], None], clock: Callable[[], int] = time.monotonic_ns
@@ -49,7 +49,8 @@ class RingAdmission:
         """
         return chain.from_iterable(self).__next__
 
-    # A class instead of a generator, because a second thread or finalizer could not enter a running generator.
+    # This is a class instead of a generator function, because a second thread or finalizer could not enter a running
+    # generator.
 
     def __iter__(self) -> Iterator[Iterator[bool]]:
         return self

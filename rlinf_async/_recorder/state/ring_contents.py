@@ -31,7 +31,8 @@ _TORN: Final = 8
 
 
 class RingEvent(NamedTuple):
-    """Event in a ring, in nanoseconds of the machine's monotonic clock; for ``value`` see ``EventKind``.
+    """An event in a ring; its time is in nanoseconds of the machine's monotonic clock. For ``value``, see
+    ``EventKind``.
 
     Attributes:
         kind: ``END`` for the end of an operation; such an event has an empty name.
@@ -56,7 +57,7 @@ class RingMetric(NamedTuple):
 
 @dataclass(frozen=True)
 class RingContents:
-    """Recorded data of one process.
+    """The recorded data of one process.
 
     Attributes:
         identity: ``process`` ("actor:0", "driver"), ``run``, ``node``, ``endpoint``, ``pid``, ``host``.

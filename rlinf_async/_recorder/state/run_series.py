@@ -37,7 +37,7 @@ class ModelVersions:
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """Durations in nanoseconds of one phase: served calls, or user's spans, with one name.
+    """The durations, in nanoseconds, of one phase: all served calls, or all user's spans, with the same name.
 
     An operation running at its process's death counts as failed, and ends at the death. ``windows`` has the median
     duration of the operations that ended in each window; None for a window in which none ended.

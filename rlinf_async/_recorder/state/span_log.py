@@ -1,6 +1,6 @@
 """The span log: all operations of one process in a traced run, in memory that its daemon reads.
 
-The memory is the mapping of a file beside the process's ring, so that the daemon can read it after a SIGKILL.  Its
+The memory is the mapping of a file beside the process's ring, so that the daemon can read it after a SIGKILL. Its
 layout, little-endian::
 
     0        header   as in a ring, with the bytes for records in place of slots; the identity as JSON
@@ -11,8 +11,9 @@ layout, little-endian::
     end      [operation, time, failed, call]
     end      [0, time, name, category, who]     of the innermost span of that name
 
-``who`` is the running task (positive), the running thread (negative), or 0 for the main thread.  ``more`` is category
-and arguments of a span, or caller and number of a served call.  ``call`` is the number of a call that was made.
+``who`` is the running task (positive), the running thread (negative), or 0 for the main thread. ``more`` holds a span's
+category and arguments, or a served call's caller and number. ``call`` is the number of a call that this process has
+made.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def log_path(logs: str | Path, endpoint: int) -> Path:
 
 
 class SpanLog:
-    """Writer of a span log, for threads and finalizers; also writes admitted operations to the ring.
+    """A writer of a span log for use in threads and finalizers; it also writes admitted operations to the ring.
 
     Args:
         buffer: ``RECORDS_AT + size`` bytes, all zero.
@@ -72,7 +73,8 @@ class SpanLog:
         self._clock = clock
         self._main = threading.main_thread().ident
         self._numbers = itertools.count(-1, -1)
-        # Hold calls weakly, because a call that is never sent, after its group has failed, never ends, either.
+        # Hold calls weakly, because a call that is never sent, for example because its group has failed, never ends,
+        # either.
         self._calls: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def __repr__(self) -> str:
@@ -82,7 +84,7 @@ class SpanLog:
         """Record an operation's beginning, like ``EventRing.begin``; the number is negative if the ring omits it.
 
         Args:
-            of: handle of a made call, or the served call; for a span, its category, alone or with arguments.
+            of: for a call, its handle or the served call; for a span, its category, alone or with arguments.
         """
         admits, begin, _ = self.ring
         operation = (begin(kind, name, value) if kind != _LINE and admits() else 0) or next(self._numbers)
@@ -138,7 +140,8 @@ def _writer(words: memoryview, records: memoryview, size: int) -> Callable[..., 
                 if nbytes > MAX_RECORD_BYTES:
                     data = pack((*record[:-1], (record[-1][0], {"arguments": "too long for the trace"})))
                     nbytes = len(data)
-                # Make no call between these two lines, because a finalizer run there would get the same place.
+                # Make no call between these two lines, because a finalizer that runs between them would get the same
+                # place.
                 at = end
                 end = at + nbytes
                 begun += begins

@@ -23,7 +23,7 @@ WAITS: Final = frozenset((EventKind.RECV, EventKind.GET, EventKind.WAIT))
 
 
 class TimelineSpan(NamedTuple):
-    """Operation on a timeline; ``end`` is None while it is open; for ``value`` see ``EventKind``.
+    """An operation on a timeline; ``end`` is None while it is open. For ``value``, see ``EventKind``.
 
     Attributes:
         failed: true if the operation ended with an error.
@@ -40,7 +40,7 @@ class TimelineSpan(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Event without duration: a version of weights, a warning about a long wait."""
+    """An event without duration, such as a version of weights or a warning about a long wait."""
 
     time: int
     kind: EventKind
@@ -50,14 +50,14 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """Activity of one process over time.
+    """The activity of one process over time.
 
     Attributes:
-        spans: operations in order of their begins.
+        spans: operations in the order in which they began.
         bubbles: begin and end of each period in which a rank served no call, or its calls only waited (see
         ``_bubbles``), in order; empty for a process that serves no calls, such as a driver.
         begin, latest: times of the first and last event; 0 if there are no events.
-        skipped: number of operations omitted at a high rate.
+        skipped: number of operations omitted because too many arrived at once.
         died: time of an abnormal end; operations open at that time have failed.
     """
 
@@ -91,7 +91,7 @@ class Timeline:
 
     @property
     def process(self) -> str:
-        """Return ``rollout:3`` or ``driver``."""
+        """Return the process's name, such as ``rollout:3`` or ``driver``."""
         return str(self.identity.get("process", "?"))
 
     def __repr__(self) -> str:
@@ -122,8 +122,8 @@ def _in_lanes(begins: Iterable[RingEvent], ends: dict[int, RingEvent], offset: i
 def _known_since(begins: Sequence[RingEvent], ends: Iterable[RingEvent], is_full: bool) -> int | None:
     """Return the time from which served calls are known; None if there are none.
 
-    In a full ring the begins of long operations were overwritten, and such an operation may be a served call, so
-    nothing is known until the last end without a begin.
+    In a full ring, the begin events of long operations have been overwritten. Any of these operations may be a served
+    call, so nothing is known up to the last end event without a begin event.
     """
     served = next((event.time for event in begins if event.kind is EventKind.SERVE), None)
     if served is None or not is_full:
@@ -133,11 +133,10 @@ def _known_since(begins: Sequence[RingEvent], ends: Iterable[RingEvent], is_full
 
 
 def _bubbles(spans: Iterable[TimelineSpan], since: int, until: int) -> list[tuple[int, int]]:
-    """Return the times in which served calls have at least as many open receives, gets and other waits as there are
-    calls.
+    """Return the periods in which there are at least as many open receives, gets and other waits as served calls.
 
     So a rank that computes while its call has an open receive counts as waiting, unless a user's span
-    (``worker_timer``) has begun since. Waits that began before the calls do not count.
+    (``worker_timer``) has begun since then. Waits that began before the calls do not count.
     """
     changes: list[tuple[int, int, EventKind, int]] = []
     for number, span in enumerate(spans):

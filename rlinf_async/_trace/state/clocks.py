@@ -24,8 +24,8 @@ _SLEW_NS: Final = 500_000_000  # duration over which a correction is spread
 class ClockOffset:
     """The difference in nanoseconds that maps the other machine's clock to this one's.
 
-    The offset is a function of their time that never changes for a converted time, and never jumps, so that converted
-    times keep the original order, whatever samples arrive later.
+    The offset is a function of the other clock's time. It never jumps, and never changes for a time that was already
+    converted, so converted times keep their order, whatever samples arrive later.
     """
 
     def __init__(self) -> None:

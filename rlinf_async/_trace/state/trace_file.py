@@ -52,7 +52,7 @@ class TraceFile:
     """A growing trace file. Not thread-safe.
 
     Args:
-        path: path of the file, which is replaced; its folder is created.  OSError if it cannot be written.
+        path: path of the file, which is replaced; its folder is created. Raises OSError if it cannot be written.
         began: time zero of the trace, in nanoseconds on the clock to which all times are converted.
         about: plain data to store with the trace.
     """
