@@ -157,7 +157,7 @@ class NodeInfo:
         num_cpus: number of CPUs that this node may use, limited by affinity and cgroup.
         accelerators: ids of the visible devices, as entries of ``CUDA_VISIBLE_DEVICES``.
         accelerator_type: family of accelerators, such as ``"NV_GPU"``, or ``"NO_ACCEL"``.
-        accelerator_model: for example ``"NV_GPU:H200"``; empty if the node has no device.
+        accelerator_model: model of the accelerators, such as ``"NV_GPU:H200"``; empty if the node has no device.
         python_interpreter_path: Python interpreter of the node's daemon and, by default, of its workers.
         node_labels: labels from the hosts file and from the node's groups.
         env_vars: environment variables that the configuration sets for all of the node's workers.

@@ -551,7 +551,7 @@ class Channel:
         return self._query("peek_all()", key, "peek", _show)
 
     def stats(self) -> Any:
-        """Return the channel's item counts, for which put = got + dropped + present.
+        """Return the channel's item counts; put = got + dropped + present always holds.
 
         An item counts as put once the channel has accepted it, and as got once its consumer has received it. Leased
         items, and items that a loop has requested but not yielded, count as present.

@@ -84,8 +84,8 @@ _START_TIMEOUT_S: Final = 60.0
 logger = own_logger(__name__)
 
 
-# A façade with 49 methods, named as RLinf's programs call them. Launching, closing and supervision
-# are implemented in ``_cluster/`` and ``_group/``.
+# This façade has 49 methods, with the names that RLinf's programs call. Launching, closing and supervision are
+# implemented in ``_cluster/`` and ``_group/``.
 class Cluster:
     """The nodes of a run, and the groups that this process launches on them.
 
@@ -93,7 +93,7 @@ class Cluster:
     starts a node on this machine, which ends when the cluster is closed or when this process exits in any way.
 
     Inside a running event loop all work runs on that loop, and nothing blocks it; in a plain script a background thread
-    runs a loop, and the constructor returns when the cluster is ready.  It installs no signal handler and no exit hook
+    runs a loop, and the constructor returns when the cluster is ready. It installs no signal handler and no exit hook
     (except for pending output to a terminal), and a process may have several clusters.
 
     Example:

@@ -232,7 +232,7 @@ class LeaseLost(RLinfAsyncError):
 class UnobservedFailure(RLinfAsyncError):
     """Raised by a plain ``wait()`` with ``fail_fast``, because another call has failed and no code awaits its error.
 
-    That call's error is the ``__cause__``.  The awaited call continues.
+    That call's error is the ``__cause__``. The awaited call continues.
     """
 
 

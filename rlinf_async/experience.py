@@ -260,7 +260,7 @@ class Experience:
     # -- queries ------------------------------------------------------------------------------------------------
 
     def stats(self) -> Any:
-        """Return the sample counts, for which put = taken + present + leased + dropped.
+        """Return the sample counts; put = taken + present + leased + dropped always holds.
 
         Returns:
             An object with ``put``, ``taken``, ``present``, ``leased``, ``dropped`` (a dict that maps each reason to a
@@ -368,7 +368,7 @@ async def _create(client: NodeClient, name: str, options: ExperienceOptions, nod
             experience=options.to_data(),
         )
     except ConfigError:
-        # Another process may have just created it and have the file open.
+        # Another process may just have created the experience, and have the file open.
         if options.durable and (known := await _known(client, name)) is not None:
             return known
         raise

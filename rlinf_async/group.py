@@ -42,8 +42,8 @@ logger = own_logger(__name__)
 
 _CLOSE_ANSWER_S: Final = 5.0
 
-# Names of the group's own methods that a worker class may also use; ``group.call``, for example, is then the worker's
-# method.
+# Names of the group's own methods that a worker class may also use; in that case, ``group.call``, for example, is the
+# worker's method.
 _SHADOWED: Final = frozenset({"any", "call", "restart", "on_death"})
 
 _NO_ARGUMENTS: Final = (codec.encode_arguments((), {}, describe="no argument", root="args"),)
@@ -57,8 +57,8 @@ class WorkerRank:
     rank: int
 
 
-# A façade with 34 methods, whose names are given by the user's class and by RLinf's interface; calls are implemented in
-# ``_group/members.py``.
+# This façade has 34 methods, whose names come from the user's class and from RLinf's interface; calls are implemented
+# in ``_group/members.py``.
 class WorkerGroup(Generic[W_co]):
     """A launched group, which has every public method of the worker class.
 
@@ -264,8 +264,7 @@ class WorkerGroup(Generic[W_co]):
 
     @property
     def worker_info_list(self) -> list[WorkerRank]:
-        """Location of each rank of this view; empty until the workers have started. In RLinf's dialect, waits for
-        that."""
+        """Location of each rank of this view; empty until the workers have started, for which RLinf's dialect waits."""
         if dialect.is_rlinf and self._members.launching is not None:
             self._members.launching.wait()
         infos = self._members.infos
@@ -377,7 +376,7 @@ class WorkerGroup(Generic[W_co]):
         return [] if supervisor is None else [rank for rank in self._ranks if rank in supervisor.away]
 
     def on_death(self, callback: Callable[[WorkerDied], object]) -> None:
-        """Register a callback for when ranks die or are lost with their node, with or without ``restart=``.
+        """Register a callback for ranks that die or are lost with their node, with or without ``restart=``.
 
         The callback receives a ``WorkerDied``, with ``rank``, ``verdict`` and further facts. If ``died.returns`` is
         true, the rank will be restarted; if that restart is later abandoned, the same death is reported again with

@@ -70,7 +70,7 @@ class Handle(Work[list[R]]):
     _targets: Sequence[int] = ()
     # Maps slots to the call's progress on a worker that died and was replaced.
     _executions: Mapping[int, str] = MappingProxyType({})
-    # Pairs of a slot and a worker, since replaced, that died after the call had been sent to it.
+    # Pairs of a slot and a worker that died after the call had been sent to it, and that was replaced since.
     _deaths: frozenset[tuple[Any, ...]] = frozenset()
     # Works for parts of this call, and for its outcomes; a wait for any of them counts as a wait for this call.
     _views: tuple[Work[Any], ...] = ()
@@ -227,7 +227,8 @@ class Handle(Work[list[R]]):
         if error is None:
             return
         self._callee.client.unobserved.arrived(error)
-        # Set the cause before the test: either a concurrent reader sees the cause, or this test sees the reader.
+        # Set the cause before testing ``_retrieved``: either a concurrent reader sees the cause, or this test sees the
+        # reader.
         self._cause = error.cause
         if self._retrieved:
             self._callee.client.unobserved.observed(error.cause)
@@ -299,7 +300,7 @@ class Handle(Work[list[R]]):
 
     def _name_stopped(self, request: DaemonRequest[list[int]]) -> None:
         if request._has_failed():
-            return  # the node is lost, which other code reports
+            return  # the node is lost; other code reports the loss
         stopped = {frames.endpoint(request.node, number) for number in request.wait()}
         called = zip(self._callee.ranks, self._callee.targets, strict=True)
         ranks = [rank for rank, target in called if target in stopped]
@@ -513,7 +514,7 @@ class Handle(Work[list[R]]):
         """Cancel the call on every rank: a call that is still queued never starts, and a coroutine gets
         ``CancelledError``.
 
-        A ``def`` method that has begun runs to its end, and its result is dropped.  Waiters get ``ClosedError``.
+        A ``def`` method that has begun runs to its end, and its result is dropped. Waiters get ``ClosedError``.
         """
         if self._done:
             return

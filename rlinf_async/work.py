@@ -50,7 +50,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     # Seconds from ``_since`` to the deadline; None if neither this work nor, for a ``Whole``, any of its parts has one.
     _timeout: float | None = None
     _since = 0.0
-    _was_awaited = False  # whether a wait for it has ended without the result
+    _was_awaited = False  # whether a wait for this work has ended without the result
     _event = 0
 
     def __init__(self) -> None:

@@ -72,7 +72,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
     torch_device_type: ClassVar[str | None] = None
 
     metrics: ClassVar[Metrics] = METRICS
-    """Gauges and counters that user code defines; Prometheus can read them if the cluster serves metrics:
+    """Gauges and counters that user code defines; Prometheus can read them if the cluster serves metrics; see
     docs/metrics.md."""
 
     global_accelerator_ids: list[int]
@@ -138,7 +138,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
 
         Args:
             parent_address: address of the worker that started this process. A launched worker may pass only this
-                argument, and it must then be the address of the worker that launched it.
+                argument, which must be the address of the worker that launched it.
             world_size: number of that worker's subprocesses that join.
             rank: rank of this process among them.
 
@@ -315,9 +315,9 @@ class Worker(Messaging, Routing, Logging, Profiling):
     def background(self, coroutine: Coroutine[Any, Any, Any]) -> BackgroundTask:
         """Run a coroutine as a task that belongs to this worker, from any method or the constructor.
 
-        It runs on the loop of the worker's ``async def`` methods.  If it raises, this rank has failed: the process
-        ends, open calls fail with ``WorkerDied``, whose verdict contains the task, its error and the line that started
-        it, and the policy of ``launch(restart=)`` applies. Closing the group cancels the task.
+        It runs on the loop of the worker's ``async def`` methods. If it raises, this rank has failed: the process ends,
+        open calls fail with ``WorkerDied``, whose verdict contains the task, its error and the line that started it,
+        and the policy of ``launch(restart=)`` applies. Closing the group cancels the task.
 
         Example:
             def __init__(self):
