@@ -264,7 +264,7 @@ class WorkerGroup(Generic[W_co]):
 
     @property
     def worker_info_list(self) -> list[WorkerRank]:
-        """Location of each rank of this view; empty until the workers have started, for which RLinf's dialect waits."""
+        """Location of each rank of this view; empty until the workers have started (RLinf's dialect waits for them)."""
         if dialect.is_rlinf and self._members.launching is not None:
             self._members.launching.wait()
         infos = self._members.infos

@@ -369,7 +369,7 @@ class RemoteQueue(QueueDestination):
         if get is not None:
             get.deliver(body, fds, more, redelivered)
         elif fds:
-            close_fds(fds)  # the get was abandoned, as the daemon knows
+            close_fds(fds)  # the get was abandoned, and the daemon knows that
 
     def on_queue_frame(self, what: str, facts: Any) -> None:
         if what == "replies":

@@ -324,7 +324,7 @@ class Get(QueueRequest[T]):
         self._bodies.append((body, fds))
         self.brought += 1
         if not more and not self._settle():
-            self._drop_bodies()  # the get was abandoned, which the queue may not know
+            self._drop_bodies()  # the get was abandoned, but the queue may not know that
             if self.destination is not None:
                 self.destination.withdraw(self)
 

@@ -254,7 +254,8 @@ class Supervision:
 
     @contextlib.contextmanager
     def _shown_in_reports(self, what: str, call: Handle[Any] | None = None) -> Iterator[None]:
-        """Context manager: reports show the block as an activity; without a call, the activity counts as running."""
+        """Context manager: reports show the block as an activity; if there is no call, the activity counts as
+        running."""
         since, name = clock.monotonic(), supervision(self._members.name)
 
         def activity() -> Activity:

@@ -143,7 +143,7 @@ class Members:
         # Maps each rank to its last death reported to the callbacks: pid, and True if the rank was expected to return.
         self._reported: dict[int, tuple[int, bool]] = {}
         self.by_rank = False
-        self.version = 0  # incremented whenever a rank gets another endpoint
+        self.version = 0  # incremented whenever a rank gets a new endpoint
         self._lock = threading.Lock()
         self._pending: list[WaitingCall] = []
         # Calls, each with its slot, that a rank's death left unanswered and that must be sent again.

@@ -1,16 +1,16 @@
-"""The flight recorder of this process: its ring, a file beside the logs, and the hooks that write to it.
+"""The flight recorder of this process: its ring, a file next to the logs, and the hooks that write to it.
 
     attach(directory, identity)      once the daemon has welcomed the process; creates the ring's file there
     if admits():                     for a new operation; ``Work`` itself records its end
         work._event = begin(EventKind.SEND, "send actor:0", 4096)
     detach()                         the process leaves its run
 
-The ring is a file, not anonymous memory, so that it survives a SIGKILL of all processes of a run. It lies beside the
-run's logs, is removed with them, and has a fixed size (``RLINF_RECORDER_EVENTS``). A process that cannot create a ring
-records nothing.
+The ring is a file, not anonymous memory, so that it survives a SIGKILL of all processes of a run. It is stored next to
+the run's logs, is removed with them, and has a fixed size (``RLINF_RECORDER_EVENTS``). A process that cannot create a
+ring records nothing.
 
-In a traced run the process also has a span log beside its ring (``trace``). The same ``begin`` and ``end`` then write
-to both, and all operations are admitted.
+In a traced run the process also has a span log in addition to its ring (``trace``). In that case, ``begin`` and ``end``
+write to both, and all operations are admitted.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ _tracer: object = None
 
 
 def attach(owner: object, logs: str, identity: dict[str, Any]) -> None:
-    """Start recording beside ``logs``, once for all of this process's clusters; ``detach`` needs the ``owner``."""
+    """Start recording next to ``logs``, once for all of this process's clusters; ``detach`` needs the ``owner``."""
     global ring, point, start_call, finish_call, _owner
     slots = _slots()
     if ring is not None or slots == 0 or not logs:

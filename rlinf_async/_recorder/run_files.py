@@ -27,7 +27,7 @@ def usual_log_parent(base: Path) -> Path:
 
 
 def bundle_name(run: str) -> str:
-    """Return the file name of a run's bundle, which the launcher writes beside the logs."""
+    """Return the file name of a run's bundle, which the launcher writes next to the logs."""
     return f"rlinf-{run}.zip"
 
 

@@ -45,7 +45,7 @@ def attach(client: NodeClient, name: str) -> None:
 
 
 async def open_trace(client: NodeClient, path: str | None) -> None:
-    """Trace the run, including this process, into an absolute ``path``; None for a file beside the logs.
+    """Trace the run, including this process, into an absolute ``path``; None for a file next to the logs.
 
     Raises:
         ConfigError: the file cannot be written, or the run is already traced into another file.

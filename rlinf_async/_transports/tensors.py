@@ -49,8 +49,8 @@ def reduce(obj: Any, state: dict[Any, Any]) -> Any:
     """Return the result of ``__reduce__`` without copying CPU memory; NotImplemented if torch should pickle the object.
 
     A dense tensor keeps its strides (channels last, transposed); any other tensor arrives contiguous. A CUDA tensor
-    arrives on the receiver's current CUDA device, or on the CPU without one; it travels through CPU memory unless kept
-    (``codec.KEEP``). A received tensor is writable, but cannot be enlarged.
+    arrives on the receiver's current CUDA device, or on the CPU if there is none; it travels through CPU memory unless
+    kept (``codec.KEEP``). A received tensor is writable, but cannot be enlarged.
     """
     if type(obj) is not torch.Tensor or not _is_simple(obj):
         return NotImplemented

@@ -49,7 +49,8 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_ccl_backend(accelerator_type: str | None = None) -> str:
-        """Return the family's back end for ``torch.distributed.init_process_group``; ``"gloo"`` without devices."""
+        """Return the family's back end for ``torch.distributed.init_process_group``; ``"gloo"`` if it has no
+        devices."""
         family = _family(accelerator_type)
         return "gloo" if family is None or is_rehearsal(os.environ) else family.collective_backend
 
@@ -61,7 +62,7 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_torch_platform(accelerator_type: str | None = None) -> Any:
-        """Return the torch module of the devices, such as ``torch.cuda``; None without devices.
+        """Return the torch module of the devices, such as ``torch.cuda``; None if there are no devices.
 
         Raises:
             ImportError: this torch does not support the family; the vendor's extension is missing.
@@ -89,7 +90,8 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_device_type(accelerator_type: str | None = None) -> str | None:
-        """Return the ``torch.device`` type: ``"cuda"``, ``"xpu"``, ``"npu"``, ``"musa"``; None without devices."""
+        """Return the ``torch.device`` type: ``"cuda"``, ``"xpu"``, ``"npu"``, ``"musa"``; None if there are no
+        devices."""
         family = _family(accelerator_type)
         if family is None:
             return None
@@ -97,8 +99,8 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_accel_pg_options(accelerator_type: str | None, options: CollectiveGroupOptions | None) -> Any:
-        """Return ``pg_options`` for ``torch.distributed.new_group``; None without options or if the back end is not
-        NCCL.
+        """Return ``pg_options`` for ``torch.distributed.new_group``; None if there are no options or the back end is
+        not NCCL.
 
         The defaults are 4 thread blocks per cluster, and between 1 and 32 thread blocks in total.
         """

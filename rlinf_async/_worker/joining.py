@@ -43,7 +43,7 @@ def can_join() -> bool:
 
 
 def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
-    """Make this process worker ``rank`` of ``world_size`` below ``parent``; return once the run knows it.
+    """Make this process worker ``rank`` of ``world_size`` below ``parent``; return once it is registered in the run.
 
     Raises:
         LaunchError: this process does not descend from a worker, or its daemon has exited.
@@ -74,7 +74,7 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
                 welcome = await client.ready.async_wait()
                 entry = _entry(welcome["parent"], address, world_size, client.endpoint)
                 info = read_worker(entry["info"])
-                # Create the exchange before other processes know of this process and send to it.
+                # Create the exchange before other processes know about this process and send to it.
                 exchange = Exchange(client, info, parent.get_name())
                 join = operations.JoinGroup(parent.get_name(), rank, world_size, entry)
                 await client.request(join, node=0).async_wait()

@@ -50,7 +50,7 @@ class Messaging:
             dst_group_name: the receiver's group; the send waits until it exists.
             dst_rank: the receiver's rank, or the path of ranks to a worker that another worker has launched.
             async_op: return the ``Work`` outside coroutines, too.
-            piggyback_payload: second object to send along; the receiver then gets a pair.
+            piggyback_payload: second object to send along; the receiver gets a pair.
             timeout: seconds after which the send is abandoned and nothing is sent. The time counts only while a caller
                 waits for the send.
 

@@ -111,7 +111,8 @@ class Routing:
             batch_size: total number of rows of all receiving ranks, to check the batch. In decoupled mode it also
                 determines the number of shards to wait for; by default as many as this rank has sent, or one if it
                 serves other ranks.
-            merge_fn: replacement for ``merge_batches``; rows are then checked only with ``infer_batch_size_fn``.
+            merge_fn: replacement for ``merge_batches``; in that case, rows are checked only with
+                ``infer_batch_size_fn``.
             infer_batch_size_fn: function that returns the number of rows of a part.
 
         Returns:

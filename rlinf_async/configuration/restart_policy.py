@@ -98,7 +98,7 @@ def read_supervision(
     """Read the section, which maps names of groups or components to restart policies.
 
     Args:
-        components: all components of the placement; empty without a placement, in which case any name is allowed.
+        components: all components of the placement; empty if there is no placement, so that any name is allowed.
 
     Raises:
         ConfigError: the section is malformed, or names an unknown component.

@@ -22,10 +22,11 @@ class Placement:
         local_world_size: number of the group's workers on the node.
         visible_accelerators: ids of the devices that the worker can see, as the node lists them (indices or UUIDs).
         isolate_accelerator: True if a worker with its own devices sees only those.
-        local_hardware_ranks: positions of the worker's own hardware in the node's list; empty without hardware.
+        local_hardware_ranks: positions of the worker's own hardware in the node's list; empty if the worker has none.
         node_group_label: label of the worker's node group.
         global_accelerator_ids: numbers of the visible devices, counted from 0 across the whole cluster.
-        hardware_type: kind of the worker's own hardware, ``"Accelerator"`` or a robot type; empty without hardware.
+        hardware_type: kind of the worker's own hardware, ``"Accelerator"`` or a robot type; empty if the worker has
+            none.
     """
 
     rank: int

@@ -21,7 +21,7 @@ class PlacementStrategy(ABC):
     """Decides on which node and devices each rank of a group runs.
 
     Attributes:
-        component: name of the component whose placement rule created this strategy; empty without a rule.
+        component: name of the component whose placement rule created this strategy; empty if no rule did.
     """
 
     component: str = ""

@@ -11,7 +11,8 @@ class ByteBudget:
     """The bytes used by one queue's items, and the keys that are blocked for lack of room.
 
     A key whose first put does not fit is *blocked*. Blocked keys get room in order. Smaller items of other keys may
-    overtake blocked keys until ``max_bytes`` bytes have overtaken the first blocked key, which is then next.
+    overtake blocked keys until ``max_bytes`` bytes have overtaken the first blocked key; after that, the first blocked
+    key is next.
 
     Attributes:
         max_bytes: bound for all items together; 0 means no bound.

@@ -96,7 +96,7 @@ class KeyQueue:
 
     def hand_out(self, get: Demand, steps: list[Step]) -> None:
         if len(get.items) > 1:
-            get.items.sort()  # a returned item may have joined later with an earlier place
+            get.items.sort()  # an item with an earlier place may have been added later
         get.delivered = True
         self.handed_out += 1
         self.handed_out_items += len(get.items)

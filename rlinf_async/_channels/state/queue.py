@@ -11,7 +11,7 @@ key without a consumer blocks no other key. Items that one client puts under one
 their numbers. The cost of a method does not grow with the number of queued items or waiting requests.
 
 For its producer, a put with ``sent`` is done immediately, and its item is admitted even if the producer dies. Such puts
-are not answered; instead, the producer is told the number of admitted bytes from time to time (FREED).
+are not answered; instead, the queue occasionally reports the number of admitted bytes to the producer (FREED).
 
 A get without a lease delivers at most once: an item that its consumer may have received is never delivered again. A get
 with a lease (``lease_s``) keeps its items in the queue until the consumer confirms them.

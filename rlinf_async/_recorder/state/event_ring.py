@@ -4,7 +4,7 @@ The memory is the mapping of a file, so that it outlives the process, however th
 little-endian::
 
     0        header   magic, slots, bytes of the identity, wall clock minus monotonic clock in ns; the identity as JSON
-    4 KiB    names    bytes in use, then per name its length in bytes (2) and its UTF-8; a name is known by its index
+    4 KiB    names    bytes in use, then each name's length (2 bytes) and UTF-8 text; names are referred to by index
     68 KiB   cells    512 metrics: index of the name (4), kind (4), value (8)
     76 KiB   slots    events of 24 bytes: kind, phase, name, operation, value, time; a power of two of them
     end      journal  calls that the process runs (``call_journal.py``)

@@ -1,6 +1,6 @@
 """The span log: all operations of one process in a traced run, in memory that its daemon reads.
 
-The memory is the mapping of a file beside the process's ring, so that the daemon can read it after a SIGKILL. Its
+The memory is the mapping of a file next to the process's ring, so that the daemon can read it after a SIGKILL. Its
 layout, little-endian::
 
     0        header   as in a ring, with the bytes for records in place of slots; the identity as JSON

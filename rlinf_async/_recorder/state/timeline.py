@@ -120,7 +120,7 @@ def _in_lanes(begins: Iterable[RingEvent], ends: dict[int, RingEvent], offset: i
 
 
 def _known_since(begins: Sequence[RingEvent], ends: Iterable[RingEvent], is_full: bool) -> int | None:
-    """Return the time from which served calls are known; None if there are none.
+    """Return the time from which all served calls are known; None if no call was served.
 
     In a full ring, the begin events of long operations have been overwritten. Any of these operations may be a served
     call, so nothing is known up to the last end event without a begin event.

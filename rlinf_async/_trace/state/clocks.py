@@ -1,8 +1,8 @@
 """Estimates the offset of another machine's clock from requests and answers over the network.
 
 Both sides read monotonic clocks, which have arbitrary origins and drift. A request sent at ``asked``, answered at
-``theirs`` and received at ``heard`` shows that ``theirs`` was between the two: the midpoint is wrong by at most half
-the round trip, and by much less if both directions take about equally long (as in NTP).
+``theirs`` and received at ``heard`` shows that ``theirs`` was between ``asked`` and ``heard``. The midpoint is wrong by
+at most half the round trip, and by much less if both directions take about equally long (as in NTP).
 """
 
 from __future__ import annotations

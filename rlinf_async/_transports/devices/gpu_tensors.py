@@ -12,12 +12,12 @@ _cuda: Any = torch.cuda  # torch.cuda has few annotations
 
 
 def to_gpu(flat: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the current GPU, ready for any stream; return the tensor itself without a GPU."""
+    """Return a copy on the current GPU, ready for any stream; if there is no GPU, return the tensor itself."""
     return flat.cuda() if torch.cuda.is_available() else flat
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return a new tensor on the current GPU; on the CPU without a GPU."""
+    """Return a new tensor on the current GPU, or on the CPU if there is no GPU."""
     return torch.empty(shape, dtype=dtype, device="cuda" if torch.cuda.is_available() else "cpu")
 
 
