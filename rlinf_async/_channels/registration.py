@@ -43,7 +43,7 @@ async def create(
 
     Raises:
         ConfigError: there is no such node, or the name belongs to an experience but a channel was requested, or vice
-        versa.
+            versa.
         NodeLost, ClosedError: a node or this process's own connection is lost.
     """
     welcome = await client.ready.async_wait()

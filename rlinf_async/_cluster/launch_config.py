@@ -1,4 +1,4 @@
-"""Resolution of arguments, environment and ``cluster`` configuration: nodes, groups, trace, fail-fast, interpreter."""
+"""Resolves arguments, environment and ``cluster`` configuration: nodes, groups, trace, fail-fast, interpreter."""
 
 from __future__ import annotations
 

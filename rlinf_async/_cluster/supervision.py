@@ -40,7 +40,7 @@ logger = own_logger(__name__)
 # Seconds to wait for the report of a killed rank's death; a daemon that takes longer is itself shutting down.
 _DEATH_TIMEOUT_S: Final = 10.0
 
-# Seconds until a lost node's processes have ended: a disconnected node shuts down by its own clock.
+# Seconds to wait until a lost node's processes have ended; a disconnected node shuts down by its own clock.
 _NODE_END_S: Final = 5.0
 
 _MAX_CAUSES: Final = 4

@@ -33,7 +33,7 @@ def each(values: Iterable[T]) -> T:
 
 
 def per_rank(args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> list[tuple[Any, Any]] | None:
-    """Return each rank's arguments, or None if all get the same; raise ValueError if an ``each`` has a different
+    """Return each rank's arguments; None if all get the same. Raise ValueError if an ``each`` has a different
     length."""
     if not args and not kwargs:
         return None

@@ -32,7 +32,7 @@ class RankFailure:
     Attributes:
         call: number of the call in which the rank failed; 0 if it failed between calls.
         describe: function that returns ``"rank 3 of group 'actor' failed in step() (ValueError: no)"``.
-        at: time of the failure, on ``clock.monotonic()``.
+        at: time of the failure, by ``clock.monotonic()``.
     """
 
     rank: int

@@ -58,7 +58,7 @@ class SimCluster:
         seed: seed of every choice, such as the next actor to run and each message's delay.
         faults: random faults, at times chosen by the seed.
         drift: largest relative deviation of a node's clock rate: 0.01 is one percent.
-        settings: values of ``docs/settings.md`` for this cluster, by variable, with or without ``RLINF_``. Variables in
+        settings: maps names of variables in ``docs/settings.md``, with or without ``RLINF_``, to values. Variables in
             the test's own environment have no effect.
 
     Raises:
@@ -380,7 +380,7 @@ def _seed_generators(seed: int) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Discard errors and log lines of ended processes."""
+    """Discard errors and log lines from ended processes."""
     unraisable, disabled, stderr = sys.unraisablehook, logging.root.manager.disable, sys.stderr
     own = {logger: logger.level for logger in map(own_logger, NAMES)}
     sys.unraisablehook = lambda _: None

@@ -24,7 +24,8 @@ TICK_S: Final = 1e-6
 
 
 class _SerialHash:
-    """Base of objects hashed by serial number, so that sets of them have the same order in every run."""
+    """A base class of objects that are hashed by serial number, so that sets of them have the same order in every
+    run."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         # Serials start at 1 in each simulation, because the order within a set depends on the values of the hashes.
@@ -170,7 +171,7 @@ def _new_task(
 
 
 class LoopActor:
-    """An event loop that the scheduler runs on its own thread."""
+    """An actor for an event loop that the scheduler runs on its own thread."""
 
     def __init__(self, scheduler: Scheduler, process: SimProcess, loop: SimLoop, name: str) -> None:
         self.process: ScheduledProcess = process
@@ -204,7 +205,7 @@ class LoopActor:
 
 
 class SimIdleReader(IdleReader):
-    """Reader for a worker's main thread, which parks when it waits outside its loop."""
+    """A reader for a worker's main thread, which parks when it waits outside its loop."""
 
     def __init__(self, scheduler: Scheduler, host: ThreadActor, loop: SimLoop, other: SimSelector) -> None:
         super().__init__(loop, loop.selector, other)

@@ -90,8 +90,7 @@ class Cable:
         self.nodes = (near, far)
         self.made_at = fabric.scheduler.now
         self.waits_until: dict[int, float] = {}
-        """Maps each node to the time until which its data is delayed after a cut, because TCP's backoff may last as
-        long."""
+        """Maps each node to the time until which its data is delayed after a cut, as by TCP's backoff."""
         self._ends: dict[int, tuple[SimStream, SimStream]] = {}
         for node, peer in ((near, far), (far, near)):
             self._ends[node] = (SimStream(self, node, peer), SimStream(self, node, peer))

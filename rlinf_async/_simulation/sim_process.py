@@ -112,7 +112,7 @@ class SimProcess:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Context manager: install this process's globals for the block, then the previous process's."""
+        """Context manager: installs this process's globals for the block, then the previous process's."""
         before = self._scheduler.current
         assert before is not None
         self.enter()

@@ -37,11 +37,11 @@ _OUTSIDE: Final = frozenset({"rlinf-blocked-loop", "rlinf-output"})
 
 
 _SHARE_CUT_SHORT: Final = 0.0
-"""Fraction of socket writes that the kernel accepts only in part, or not at all for now."""
+"""Fraction of socket writes that the kernel accepts only in part, or temporarily refuses."""
 
 
 class WaitUntil:
-    """Wait for a condition, or until a time."""
+    """A wait for a condition, or until a given time."""
 
     def __init__(self, condition: Callable[[], bool], seconds: float | None) -> None:
         self._condition = condition

@@ -21,8 +21,7 @@ from rlinf_async._transports.tcp_connections import TcpConnection, connection_at
 _THREAD: Final = b"gloo_tcp_loop"
 
 _LOOK_S: Final = 1.0
-"""Seconds to catch a thread in its system call, which returns every 10 ms; after that, the thread may wait for a
-CPU."""
+"""Seconds to catch a thread in its system call; the call returns every 10 ms, but the thread may wait for a CPU."""
 
 
 def end_connections() -> int:

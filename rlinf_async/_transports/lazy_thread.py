@@ -131,5 +131,5 @@ def _settle(future: Future[Any], function: Callable[..., Any], args: tuple[Any, 
     except BaseException as error:
         future.set_exception(error)
     finally:
-        # Otherwise the traceback of the future's own exception would keep the future alive.
+        # Drop this reference; otherwise, the traceback of the future's own exception would keep the future alive.
         del future

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from rlinf_async import settings
 
 _SMALL_BYTES: Final = 1 << 20
-"""Size in bytes below which Python's allocator is as fast."""
+"""Size in bytes below which Python's allocator is just as fast."""
 
 
 class Memory(Protocol):

@@ -1,8 +1,8 @@
 """``PairedLink``, the base of the Gloo, NCCL and staged links: the protocol for pair set-up, transfers and errors.
 
 The two sides first agree on every transfer. A pair of process groups lives until its first error; then both sides drop
-it and begin the next *generation*. Every message names its generation, so that a message for an old pair is never taken
-for one for the new pair::
+it and begin the next *generation*. Every message names its generation, so that a message for an old pair is never
+mistaken for one for the new pair::
 
     receiver                                               sender
     receive(7): "open" ──────────────────────────────────► makes its half of the pair, in a thread

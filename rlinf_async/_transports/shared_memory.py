@@ -99,8 +99,7 @@ def _warn(limit: int) -> None:
 
 @functools.cache
 def budget() -> int:
-    """Return the limit in bytes for messages in this machine's shared memory. Raise ValueError for a malformed
-    setting."""
+    """Return the byte limit for this machine's shared-memory messages. Raise ValueError for a malformed setting."""
     wanted = os.environ.get(BUDGET)
     if wanted is None:
         limits = [limit for limit, _ in map(_limit_and_usage, _control_groups()) if limit is not None]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from rlinf_async._messaging.collective_options import CollectiveGroupOptions
 from rlinf_async.hardware import FAMILIES, AcceleratorType, find_accelerators, get_family, is_rehearsal
 
-# NCCL's default maximum on devices that can cluster thread blocks.
+# NCCL's default maximum cluster size, on devices that support clusters of thread blocks.
 _DEFAULT_CLUSTER_SIZE = 4
 
 
@@ -49,8 +49,7 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_ccl_backend(accelerator_type: str | None = None) -> str:
-        """Return the family's back end for ``torch.distributed.init_process_group``; ``"gloo"`` if it has no
-        devices."""
+        """Return the family's back end for ``torch.distributed``; ``"gloo"`` if there are no devices."""
         family = _family(accelerator_type)
         return "gloo" if family is None or is_rehearsal(os.environ) else family.collective_backend
 
@@ -90,8 +89,7 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_device_type(accelerator_type: str | None = None) -> str | None:
-        """Return the ``torch.device`` type: ``"cuda"``, ``"xpu"``, ``"npu"``, ``"musa"``; None if there are no
-        devices."""
+        """Return the type for ``torch.device``, such as ``"cuda"`` or ``"xpu"``; None if there are no devices."""
         family = _family(accelerator_type)
         if family is None:
             return None

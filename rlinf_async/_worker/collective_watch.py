@@ -122,7 +122,7 @@ class CollectiveWatch:
             if rest > 0:
                 due = min(due, rest)
             elif watched.is_aborted:
-                continue  # decided once its grace period is over
+                continue  # ``_end`` decides once the grace period is over
             elif watched.is_own:
                 self._abort(watched, operation)
                 break

@@ -22,8 +22,8 @@ class DeviceLock:
     """A lock on all devices of one worker; at most one worker of the run holds a device at a time.
 
     Workers that share a device get the lock in the order of their requests. The holder may acquire the lock again
-    without waiting, in any of its methods, and must release it as many times. The lock is released when its worker's
-    process ends or its group is closed. A worker without devices never waits.
+    without waiting, in any of its methods, and must release it the same number of times. The lock is released when the
+    holder's process ends or its group is closed. A worker without devices never waits.
 
     Example:
         with self.device_lock:               # in a def method

@@ -40,13 +40,13 @@ class Messaging:
 
         CUDA tensors of 64 KiB or more are sent from GPU to GPU once each worker uses a GPU and knows the other's, from
         about the third message on. The receiver copies directly from the sender's memory if it can open that memory.
-        Otherwise NCCL transfers between GPUs of the same model, and pinned CPU memory between all others. The GPU is
-        the worker's current device in the thread that first sends or receives such tensors. Tensors on another GPU,
-        broadcasts, and messages lost by a GPU link go through CPU memory. **The sender's tensors are kept alive until
-        the send completes**; the receiver owns the tensors that arrive.
+        Otherwise, GPUs of the same model use NCCL, and all others use pinned CPU memory. The GPU is the worker's
+        current device in the thread that first sends or receives such tensors. Tensors on another GPU, broadcasts, and
+        messages lost by a GPU link go through CPU memory. **The sender's tensors are kept alive until the send
+        completes**; the receiver owns the tensors that arrive.
 
         Args:
-            object: any object that pickle or cloudpickle accepts, with tensors.
+            object: any object that pickle or cloudpickle accepts; it may contain tensors.
             dst_group_name: the receiver's group; the send waits until it exists.
             dst_rank: the receiver's rank, or the path of ranks to a worker that another worker has launched.
             async_op: return the ``Work`` outside coroutines, too.

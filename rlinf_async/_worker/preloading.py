@@ -1,9 +1,9 @@
 """Imports modules before workers are forked, and detects imports that workers must not inherit.
 
 A worker must find the same state as if it had imported the module itself. An import is refused if a fork would lose or
-share one of its effects: a thread, an open descriptor, a child process, a signal handler, a random state, or a value
-that differs between workers. Its changes to ``os.environ`` are recorded, because each worker sets up its environment
-again.
+share one of its effects: a thread, an open descriptor, a child process, a signal handler, the state of a random
+generator, or a value that differs between workers. Its changes to ``os.environ`` are recorded, because each worker sets
+up its environment again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HARMLESS_MAJORS: Final = frozenset({1, 5, *range(136, 144)})
 
 _ITEMS: Final = ItemsView.__iter__.__code__  # implemented in Python, not in C
 
-# Seconds for a joined thread to leave the kernel's list, which it does shortly after the join and without notice.
+# Seconds to wait for a joined thread to disappear from the kernel's list, which happens shortly after the join.
 _THREAD_END_S: Final = 0.1
 
 

@@ -133,7 +133,7 @@ def _cut_off(leave: Callable[[int], Any], facts: dict[str, Any]) -> None:
 
 
 def _leave(runtime: Runtime, code: int) -> None:
-    """Run exit functions, flush, and exit: a full interpreter shutdown with torch costs 0.2 s of CPU."""
+    """Run exit functions, flush, and exit, because a full interpreter shutdown with torch costs 0.2 s of CPU."""
     signal.alarm(0)
     runtime.finish()
     with contextlib.suppress(BaseException):

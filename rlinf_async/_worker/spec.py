@@ -15,7 +15,7 @@ from rlinf_async.profiling import ProfileConfig
 
 
 class Launcher(Protocol):
-    """The launcher of groups, a ``Cluster``."""
+    """The interface for launching groups, which ``Cluster`` implements."""
 
     @property
     def _launch(self) -> Callable[..., Any]: ...

@@ -1,4 +1,4 @@
-"""A node's template process (a fork server): imports torch, forks workers when the daemon orders it, sets them up.
+"""A node's template process (a fork server): imports torch, forks workers on the daemon's orders, and sets them up.
 
 A node's daemon starts ``python -m rlinf_async._worker.template FD`` with one end of a packet socket. Each packet is the
 description of one worker (msgpack, written by the daemon), with its socket, its output pipes and, for a group's first

@@ -48,7 +48,7 @@ class ClusterConfig:
         net_emulation: emulated delays and bandwidth limits; None if the network is not emulated.
         metrics: address of the metrics server; None to serve no metrics.
         lease_s: seconds of silence after which a node counts as lost; None uses ``RLINF_LEASE_S``.
-        supervision: restart policy of each group or component.
+        supervision: maps each group or component to its restart policy.
         auto_scheduler, use_pre_process_policy, use_wait_before_last_iter_policy: switches for
             ``ModelParallelComponentPlacement``.
     """

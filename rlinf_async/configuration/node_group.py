@@ -16,9 +16,9 @@ from rlinf_async.errors import ConfigError
 from rlinf_async.hardware import Accelerator, NodeHardwareConfig
 
 CLUSTER_GROUP = "cluster"
-"""Label of the built-in group of all nodes whose ranks refer to accelerators."""
+"""Label of the built-in group that contains all nodes and whose ranks refer to accelerators."""
 NODE_GROUP = "node"
-"""Label of the built-in group of all nodes whose ranks refer to nodes."""
+"""Label of the built-in group that contains all nodes and whose ranks refer to nodes."""
 RESERVED = (CLUSTER_GROUP, NODE_GROUP)
 ACCELERATOR = Accelerator.HW_TYPE
 """The kind of hardware that placement ranks refer to by default."""

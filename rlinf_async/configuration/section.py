@@ -101,7 +101,7 @@ class Section:
 
 
 def misplaced(steps: Steps, origin: Origin | None, text: str) -> ConfigError:
-    """Return an error such as ``config.yaml:7: cluster.node_groups[0]: text``, without unknown parts."""
+    """Return an error such as ``config.yaml:7: cluster.node_groups[0]: text``, omitting unknown parts."""
     where = [origin.locate(steps)] if origin is not None else []
     where += [name_steps(steps)] if steps else []
     return ConfigError(": ".join([*where, text]))

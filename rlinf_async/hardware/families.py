@@ -105,7 +105,8 @@ def find_accelerators(
     """Detect this node's accelerators, all from the first family that has any device.
 
     Args:
-        environ: environment whose visibility variable (``CUDA_VISIBLE_DEVICES``) selects devices, as for the driver.
+        environ: environment whose visibility variable (``CUDA_VISIBLE_DEVICES``) selects devices, as it does for the
+            driver.
         wanted: device ids from the hosts file, which override the variable.
         fake: number of fake devices to declare, regardless of real ones.
         root: folder that contains ``dev`` and ``sys``.

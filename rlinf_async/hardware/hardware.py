@@ -146,7 +146,7 @@ class Hardware(ABC):
 
     @classmethod
     def register(cls, is_default_hw: bool = False) -> Callable[[HardwareClass], HardwareClass]:
-        """Class decorator that registers a kind, which every node then tries to detect."""
+        """Class decorator that registers a kind, so that every node tries to detect it."""
 
         def decorate(hardware: HardwareClass) -> HardwareClass:
             Hardware.policy_registry[hardware.HW_TYPE] = hardware

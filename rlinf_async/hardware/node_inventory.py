@@ -48,7 +48,8 @@ def take_inventory(node_rank: int, sections: Sequence[Mapping[str, Any]]) -> tup
 def main() -> None:
     """Read a JSON object ``{"node_rank", "sections", "sys_path"}`` from stdin, and write the answer as JSON to stdout.
 
-    The answer has ``resources`` (a hex-encoded pickle, because kinds have their own classes), ``warning``, ``error``.
+    The answer's keys are ``resources`` (a hex-encoded pickle, because kinds have their own classes), ``warning`` and
+    ``error``.
     """
     request = json.load(sys.stdin)
     stdout_fd = os.dup(1)

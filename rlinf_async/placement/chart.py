@@ -16,7 +16,7 @@ class Spot:
     """A node's device, or the node itself for ranks without a device.
 
     Attributes:
-        name: such as ``"NV_GPU 0"`` or ``"Franka 1"``; empty for the node itself.
+        name: name such as ``"NV_GPU 0"`` or ``"Franka 1"``; empty for the node itself.
         ranks: maps each component to its ranks on this device, ascending; components without ranks are omitted.
     """
 

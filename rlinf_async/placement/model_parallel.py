@@ -261,7 +261,7 @@ class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
 
 
 class ModelParallelEvalComponentPlacement(ModelParallelComponentPlacement):
-    """``ModelParallelComponentPlacement`` for a job that only evaluates: with rollout and reward, but without actor."""
+    """``ModelParallelComponentPlacement`` for a job that only evaluates: with rollout and reward, but no actor."""
 
     _NEEDED = ("rollout", "reward")
 

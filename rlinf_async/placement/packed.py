@@ -87,7 +87,8 @@ class PackedPlacementStrategy(PlacementStrategy):
 
 
 def default_strategy(cluster: ClusterShape) -> PlacementStrategy:
-    """Return one process per accelerator in the cluster or, if there are none, one process on node 0."""
+    """Return the strategy of one process per accelerator in the cluster or, if there are none, one process on node
+    0."""
     num_accelerators = AcceleratorNumbering(cluster).num_accelerators
     if num_accelerators:
         return PackedPlacementStrategy(0, num_accelerators - 1)

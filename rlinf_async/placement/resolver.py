@@ -1,4 +1,4 @@
-"""Resolver of hardware ranks, counted across one or several node groups, to nodes and pieces; group lookup."""
+"""Resolves hardware ranks, counted across one or several node groups, to nodes and pieces; looks up node groups."""
 
 from __future__ import annotations
 
@@ -64,8 +64,7 @@ class MultiNodeGroupResolver:
 
     @property
     def noun(self) -> str:
-        """The kind of thing that a rank refers to: ``"accelerator"``, ``"Franka"``, or ``"hardware rank"`` for a
-        mix."""
+        """The kind of thing that a rank refers to: ``"accelerator"``, ``"Franka"``, or a mixed ``"hardware rank"``."""
         kinds = {group.counted_hardware for group in self.node_groups}
         if len(kinds) > 1:
             return "hardware rank"

@@ -1,4 +1,4 @@
-"""``PlacementStrategy``, the interface, and the builder of ``Placement`` records from chosen nodes and devices."""
+"""The interface ``PlacementStrategy``, and the builder of ``Placement`` records from chosen nodes and devices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PlacementStrategy(ABC):
 
     @abstractmethod
     def get_placement(self, cluster: ClusterShape, isolate_accelerator: bool = True) -> list[Placement]:
-        """Place every rank: ``result[i]`` is rank ``i``. Equal arguments must give equal results.
+        """Place every rank: ``result[i]`` is for rank ``i``. Equal arguments must give equal results.
 
         Args:
             cluster: object with ``nodes`` and, optionally, ``node_groups``.
@@ -79,7 +79,8 @@ def _suggest_strategy(given: Any) -> str:
 
 @dataclass(frozen=True)
 class Seat:
-    """The place of one process: its node as a member of a group, and its own pieces of the group's hardware there."""
+    """The place of one process: its node as a member of a group, and the pieces of hardware that belong to the
+    process."""
 
     group: NodeGroup
     node: NodeInfo

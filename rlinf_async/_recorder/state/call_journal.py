@@ -151,5 +151,5 @@ def _read(data: bytes) -> _JournalCalls:
 
 
 def _key(source: int, call: int) -> int:
-    """Return 63 bits of an endpoint (11 of its node, 20 of its number) and its call; never 0, as calls count from 1."""
+    """Return 63 bits of an endpoint (11 of its node, 20 of its number) and its call; never 0, as calls begin at 1."""
     return ((source >> 32 & 0x7FF) << 20 | source & 0xFFFFF) << 32 | call & 0xFFFFFFFF

@@ -208,7 +208,7 @@ class EventRing:
     # -- metrics ------------------------------------------------------------------------------------------------
 
     def cell(self, kind: MetricKind, name: str) -> int | None:
-        """Return the place of a metric's value, by name with labels as in Prometheus; None if all places are in use."""
+        """Return the place of the value of a metric, named in Prometheus notation; None if all places are in use."""
         place = self._cells.get(name)
         if place is None:
             with self._lock:

@@ -55,7 +55,7 @@ class Timeline:
     Attributes:
         spans: operations in the order in which they began.
         bubbles: begin and end of each period in which a rank served no call, or its calls only waited (see
-        ``_bubbles``), in order; empty for a process that serves no calls, such as a driver.
+            ``_bubbles``), in order; empty for a process that serves no calls, such as a driver.
         begin, latest: times of the first and last event; 0 if there are no events.
         skipped: number of operations omitted because too many arrived at once.
         died: time of an abnormal end; operations open at that time have failed.

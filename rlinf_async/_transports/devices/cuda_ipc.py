@@ -195,7 +195,7 @@ class CudaIpcLink(DeviceLink):
                 for tensor, handle in zip([tensor for tensor in tensors if tensor.nbytes], handles, strict=True):
                     tensor.copy_(self._memory.open(handle, self._device), non_blocking=True)
         finally:
-            # Close the memory before the sender learns of the arrival, because the sender may change it afterwards.
+            # Close the memory before the sender learns about the arrival, because the sender may change it afterwards.
             self._close()
         return tensors
 
