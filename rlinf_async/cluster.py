@@ -90,7 +90,7 @@ class Cluster:
     """The nodes of a run, and the groups that this process launches on them.
 
     Under ``rlinf-launch`` it joins the run, and inside a worker it represents the worker's own run. Anywhere else it
-    starts a node on this machine, which ends when the cluster is closed or when this process exits in any way.
+    starts a node on this machine, which ends when the cluster is closed or when this process exits for any reason.
 
     Inside a running event loop all work runs on that loop, and nothing blocks it; in a plain script a background thread
     runs a loop, and the constructor returns when the cluster is ready. It installs no signal handler and no exit hook

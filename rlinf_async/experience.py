@@ -95,7 +95,7 @@ class Experience:
             durable: path of a file on the experience's node that outlives the run. It holds the ledger and the samples
                 that have not been taken. The next ``create`` with this file continues from it, with leased samples
                 returned. With a durable file, a put or the end of a take is done only once it has been written. The
-                file survives killed processes, but not a power failure.
+                file survives the death of processes, but not a power failure.
             of: group whose calls to ``publish`` set the trainer's version, instead of ``set_version``.
             order: whether to take groups of the oldest or the newest version first.
             group_timeout: seconds after its first sample at which an incomplete group is closed.
@@ -203,7 +203,7 @@ class Experience:
             LeaseLost: raised at the end of the block, or by ``batch.done()``, if the lease has timed out.
             EndOfChannel: raised on entering if the experience is closed and no groups are left.
             ValueError: the experience can never hold that many groups.
-            OSError: raised at the end of the block if a durable experience could not write it; the groups have
+            OSError: raised at the end of the block if a durable experience could not record it; the groups have been
                 returned.
             NodeLost: the node of the experience is lost.
         """

@@ -224,7 +224,7 @@ class WorkerGroup(Generic[W_co]):
         Raises:
             ClosedError: the group is closed.
             TypeError: ``key`` cannot be hashed.
-            ValueError: ``in_flight`` is below 1, or ``stall_timeout`` not above 0.
+            ValueError: ``in_flight`` is below 1, or ``stall_timeout`` is not above 0.
         """
         members = self._members
         check_options(in_flight, key, stall_timeout)

@@ -71,7 +71,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     # -- hooks for subclasses -----------------------------------------------------------------------------------
 
     def _describe(self) -> str:
-        """Return a text that names the awaited event and the processes that cause it, for deadlines and warnings."""
+        """Return text that names the awaited event and the processes that cause it, for deadlines and warnings."""
         return "an operation"
 
     def _title(self) -> str:

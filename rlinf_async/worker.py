@@ -68,12 +68,11 @@ class Worker(Messaging, Routing, Logging, Profiling):
     logger: ClassVar[logging.Logger] = own_logger(NAME)
     accelerator_type: ClassVar[str] = "NO_ACCEL"
     torch_platform: ClassVar[Any] = None
-    """The torch module for a worker's devices, such as ``torch.cuda``; None without devices or outside workers."""
+    """The torch module for a worker's devices, such as ``torch.cuda``; None if it has none, and outside workers."""
     torch_device_type: ClassVar[str | None] = None
 
     metrics: ClassVar[Metrics] = METRICS
-    """Gauges and counters that user code defines; Prometheus can read them if the cluster serves metrics; see
-    docs/metrics.md."""
+    """Gauges and counters that user code defines; Prometheus can read them if metrics are served (docs/metrics.md)."""
 
     global_accelerator_ids: list[int]
     """Ids of the worker's devices, numbered across the whole cluster."""
@@ -134,7 +133,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
 
         In a subprocess that a worker has started by itself, for example with multiprocessing, passing all three
         arguments makes the process a worker, too. It can then exchange messages with other workers, which address it by
-        the path ``send(x, "group", [parent's rank, rank])``. Messages sent before it has joined wait for it.
+        the path ``send(x, "group", [parent's rank, rank])``. Messages sent to it earlier wait until it has joined.
 
         Args:
             parent_address: address of the worker that started this process. A launched worker may pass only this

@@ -1,4 +1,4 @@
-"""Validation and encoding of a channel call's arguments into ``Put``, ``Get`` or ``QueueQuery``."""
+"""Validates a channel call's arguments, and encodes them into ``Put``, ``Get`` or ``QueueQuery``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_CACHED_KEYS: Final = 4096
 
 
 class RequestArguments:
-    """Factory of one ``Channel`` object's requests, from the arguments of its methods.
+    """A factory for one ``Channel`` object's requests, from the arguments of its methods.
 
     The methods raise before any frame is sent: TypeError or ValueError for an invalid argument, SerializationError for
     an item that cannot be pickled.

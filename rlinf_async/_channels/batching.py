@@ -1,4 +1,4 @@
-"""Batching of puts and gets for one remote queue into one frame, at the end of the loop's turn.
+"""Batches puts and gets for one remote queue into one frame, at the end of the loop's turn.
 
 Batched requests are sent at the end of the loop's turn, or as soon as enough have gathered, so that the daemon works on
 them while more requests follow. If no loop is running, nothing is batched::

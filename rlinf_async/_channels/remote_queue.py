@@ -38,8 +38,8 @@ _LAST_WORD_S: Final = 1.0
 class RemoteQueue(QueueDestination):
     """A proxy of one queue, shared by all of this process's ``Channel`` objects for the same channel.
 
-    Requests to the daemon are numbered, and answers refer to that number. ``start`` may be called from any thread; the
-    client's thread handles the daemon's messages.
+    Requests to the daemon are numbered, and answers refer to these numbers. ``start`` may be called from any thread;
+    the client's thread handles the daemon's messages.
     """
 
     def __init__(
@@ -313,7 +313,7 @@ class RemoteQueue(QueueDestination):
         giving_back = self._client.giving_back
         if self._over is None:
             giving_back.open[self, request.number] = None
-            # An ended queue does not confirm returns any more.
+            # An ended queue no longer confirms returns.
             if self._over is not None:
                 self._client.later(0.0, functools.partial(giving_back.confirmed, self, request.number))
 
@@ -323,7 +323,7 @@ class RemoteQueue(QueueDestination):
             while self._forgotten:
                 request = self._forgotten[0]
                 self.withdraw(request)
-                # A finalizer may have appended a request in the meantime, but removes none, so check the head.
+                # A finalizer may have appended a request in the meantime, but never removes one, so check the head.
                 if self._forgotten and self._forgotten[0] is request:
                     self._forgotten.popleft()
 

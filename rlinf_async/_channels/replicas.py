@@ -1,4 +1,4 @@
-"""Routing of requests to queues: ``Queues`` of a client, by node and channel; ``Replicas`` of a channel, by key."""
+"""Routes requests to queues: ``Queues`` of a client, by node and channel; ``Replicas`` of a channel, by key."""
 
 from __future__ import annotations
 

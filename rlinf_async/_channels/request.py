@@ -131,7 +131,7 @@ class QueueRequest(Work[T]):
     # -- deadlines ----------------------------------------------------------------------------------------------
 
     def _remaining(self) -> float | None:
-        if self._timeout == 0:  # the queue answers immediately, but the answer takes time
+        if self._timeout == 0:  # the queue answers immediately, but the answer takes time to arrive
             return max(0.0, self._since + settings.CHANNEL_ANSWER_TIMEOUT_S() - clock.monotonic())
         return super()._remaining()
 

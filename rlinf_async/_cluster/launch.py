@@ -1,4 +1,4 @@
-"""Launch of a group by requests to daemons: reserve its name, open a rendezvous store, spawn workers, publish."""
+"""Launches a group by requests to daemons: reserves its name, opens a rendezvous store, spawns workers, publishes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Plan:
         script_environment: variables that the launching process has changed since its start.
         profiling: profiling configuration of this group; None if it is not profiled.
         close_grace: seconds that the workers have for their shutdown.
-        policy: whether and how often ranks are restarted.
+        policy: rule for restarting ranks.
         preload: modules to import before the workers are forked, as given by the user.
         own_modules: other modules that workers import at startup, including the module of the class.
     """
@@ -300,7 +300,7 @@ def script_environment() -> own_start.Changes:
 
 
 def base_environment(extra: dict[str, str] | None) -> dict[str, str]:
-    """Return the group's own variables; TypeError for types other than str, ValueError for invalid variables."""
+    """Return the group's own variables. Raise TypeError for types other than str, ValueError for invalid variables."""
     for name, value in (extra or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"env= takes strings, got {name!r}: {value!r} ({type(value).__name__})")

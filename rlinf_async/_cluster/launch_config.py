@@ -35,8 +35,8 @@ class LaunchConfig:
     """Variables and interpreter shared by several workers of a launch.
 
     Attributes:
-        env: environment variables; lists of paths are prepended to those of the node.
-        python: path of the interpreter; None for that of the node.
+        env: environment variables; lists of paths are prepended to the node's own.
+        python: path of the interpreter; None for the node's own.
     """
 
     env: tuple[tuple[str, str], ...] = ()
@@ -83,7 +83,8 @@ def wanted_nodes(num_nodes: int | None, config: ClusterConfig | None) -> int | N
 def trace_wanted(
     given: str | os.PathLike[str] | bool | None, config: ClusterConfig | None, environ: Mapping[str, str]
 ) -> TracerConfig:
-    """Return the tracing configuration: on or off, and the file; ConfigError if ``given`` is neither a path nor a bool.
+    """Return the tracing configuration: on or off, and the file. Raise ConfigError unless ``given`` is a path or a
+    bool.
 
     The script's argument overrides ``$RLINF_TRACE``, set by ``rlinf-launch --trace``, which overrides the
     configuration.
@@ -107,7 +108,7 @@ def trace_wanted(
 
 
 def fail_fast_wanted(given: Any, config: ClusterConfig | None, environ: Mapping[str, str]) -> bool:
-    """True if a failed call that is not awaited ends plain waits; ConfigError for an invalid value.
+    """True if a failed call that is not awaited ends plain waits. Raise ConfigError for an invalid value.
 
     The script's argument overrides ``$RLINF_FAIL_FAST``, set by ``rlinf-launch --fail-fast``, which overrides the
     configuration.

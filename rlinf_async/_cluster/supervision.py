@@ -254,8 +254,7 @@ class Supervision:
 
     @contextlib.contextmanager
     def _shown_in_reports(self, what: str, call: Handle[Any] | None = None) -> Iterator[None]:
-        """Context manager: reports show the block as an activity; if there is no call, the activity counts as
-        running."""
+        """Context manager: reports show the block as an activity, which counts as running if there is no call."""
         since, name = clock.monotonic(), supervision(self._members.name)
 
         def activity() -> Activity:
@@ -355,7 +354,7 @@ class Supervision:
         )
 
     async def _afford(self, ranks: list[int]) -> tuple[list[int], float]:
-        """Count the restarts. Return the ranks to restart, and the pause before; give up the other ranks."""
+        """Count the restarts. Return the ranks to restart and the pause before restarting; give up the others."""
         for rank in ranks:
             facts = self._away[rank]
             self._note(rank, f"rank {rank} (pid {facts['pid']}) {facts['verdict']}")
@@ -449,7 +448,7 @@ class Supervision:
             if outcome.error is not None and not isinstance(outcome.error, PeerLost):
                 logger.error("on_restart() of rank %d of group '%s' failed", outcome.rank, members.name)
                 self._report(f"on_restart() of rank {outcome.rank}", f"{outcome.error!r}")
-        if restart.ranks:  # none if only the store has moved
+        if restart.ranks:  # there are none if only the store has moved
             self._announce(restart)
 
     def _living(self) -> list[int]:

@@ -95,7 +95,7 @@ class RestartRounds:
         return Restart(tuple(counts), (rank,), self.attempt)
 
     def end(self) -> bool:
-        """End an attempt. Return False if a death has interrupted it; the next attempt then includes its ranks."""
+        """End an attempt. Return False if a death has interrupted it, so that the next attempt includes its ranks."""
         if self.away:
             return False
         self._back.clear()

@@ -15,7 +15,7 @@ from rlinf_async._recorder.state.span_log import SpanLog
 from rlinf_async._trace import recorder
 from rlinf_async.work import blocking
 
-_MAX_TEXT_CHARS: Final = 200  # names and text arguments are cut at this length
+_MAX_TEXT_CHARS: Final = 200  # names and string arguments are cut at this length
 
 _MAX_ARGUMENTS: Final = 16
 
@@ -30,8 +30,8 @@ class Tracer:
     {enable: true, output_file: ...}`` in its configuration. https://ui.perfetto.dev opens the file, even during the
     run.
 
-    Spans of one coroutine, or of one thread, are nested; overlapping spans of several are on separate tracks. The trace
-    keeps arguments that are numbers or texts, and only the type of any other argument.
+    Spans of one coroutine, or of one thread, are nested; overlapping spans of several coroutines or threads are on
+    separate tracks. The trace keeps arguments that are numbers or strings, and only the type of any other argument.
 
     Example:
         with Tracer.trace_span("load", args={"shard": 3}):
@@ -147,7 +147,7 @@ def _traced(function: F, name: str, category: str) -> F:
 
 
 def plain(args: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return a span's arguments as plain data: numbers and texts, and the type of anything else.
+    """Return a span's arguments as plain data: numbers and strings, and the type of anything else.
 
     No ``repr`` is called, because a device tensor's ``repr`` would wait for the device.
     """
@@ -157,7 +157,7 @@ def plain(args: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _text(value: Any) -> str:
-    """Return any value as a text of limited length."""
+    """Return any value as a string of limited length."""
     return value if type(value) is str and len(value) <= _MAX_TEXT_CHARS else str(value)[:_MAX_TEXT_CHARS]
 
 

@@ -1,4 +1,4 @@
-"""Splitting and merging of batches (nested dicts of tensors, arrays, lists) by rows; inference and checks of sizes."""
+"""Splits and merges batches (nested dicts of tensors, arrays, lists) by rows; infers and checks their sizes."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class RoutePlan:
 
     @property
     def batch_size(self) -> int:
-        """This rank's total rows."""
+        """Total number of rows of this rank."""
         return sum(self.batch_sizes)
 
 

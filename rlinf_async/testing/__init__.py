@@ -1,6 +1,6 @@
 """Tests training loops in a simulated cluster: time is virtual, and a seed determines deaths and network cuts.
 
-Names are loaded on first use, and torch with the first name.
+Names are imported on first use, and torch with the first of them.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Canonical encoding of channel keys: any hashable, picklable value to bytes, the same in every process."""
+"""Encodes channel keys canonically: maps any hashable, picklable value to bytes, the same in every process."""
 
 from __future__ import annotations
 

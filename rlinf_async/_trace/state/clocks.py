@@ -32,7 +32,7 @@ class ClockOffset:
         self._samples: deque[tuple[int, int, int]] = deque(maxlen=_MAX_SAMPLES)
         self._knots: list[tuple[int, int]] = []
         self._latest: int | None = None  # the other clock's latest converted time
-        self.heard_at = 0  # arrival of the last answer, by our clock
+        self.heard_at = 0  # arrival of the last answer, by this machine's clock
 
     def __repr__(self) -> str:
         return f"<ClockOffset [{len(self._samples)} samples, {len(self._knots)} knots]>"

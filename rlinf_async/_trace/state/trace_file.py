@@ -25,7 +25,7 @@ MAX_OPEN_ARROWS: Final = 1 << 14
 
 _END: Final = b"\n]}\n"
 
-Caller = tuple[int, int]  # caller's endpoint, and caller's number of the call
+Caller = tuple[int, int]  # the caller's endpoint, and its number for the call
 
 
 @dataclass(frozen=True)
