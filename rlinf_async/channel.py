@@ -162,7 +162,7 @@ class Channel:
             RuntimeError: ``cluster=`` was not given, and this process does not have exactly one open cluster.
             ConfigError: there is no such node.
             TypeError, ValueError: a size is not a whole number, or is negative; ``distributed`` or ``local`` is not a
-                bool; the name is not a text, or has more than 4096 bytes.
+                bool; the name is not a string, or has more than 4096 bytes.
         """
         check_channel_name(name)
         maxsize = max(0, whole_number(maxsize, "maxsize", f"channel '{name}'", -MAX_INTEGER))

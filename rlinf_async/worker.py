@@ -291,7 +291,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
         """Return whether the worker with this name, such as ``"rollout:3"``, has been launched and has not ended.
 
         Raises:
-            ValueError: the text is not a worker's name.
+            ValueError: the string is not a worker's name.
             NodeLost: node 0, which has this information, is lost.
 
         Returns:

@@ -38,7 +38,7 @@ async def start_own_nodes(
         timeout: seconds within which all nodes must be up.
 
     Raises:
-        LaunchError: a node failed to start; the text has its output.
+        LaunchError: a node failed to start; the message contains its output.
     """
     authority = RunAuthority(run) if count > 1 else None
     command = [sys.executable, "-P", "-m", "rlinf_launcher.daemon"]

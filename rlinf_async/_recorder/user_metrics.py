@@ -118,7 +118,7 @@ class Metrics:
         try:
             key = (name, *labels, *map(str, labels.values())) if labels else name
             return self._gauges.get(key) or self._new(Gauge, self._gauges, key, name, labels)
-        except Exception as error:  # the name is unhashable, or a label's value has no text
+        except Exception as error:  # the name is unhashable, or a label's value cannot be converted to a string
             return _unusable(Gauge, name, error)
 
     def counter(self, name: str, **labels: object) -> Counter:

@@ -58,7 +58,7 @@ class DeviceLock:
             timeout: seconds after which the acquisition is abandoned.
 
         Raises:
-            DeadlineExceeded: the timeout has expired; the text names the devices' holders and earlier waiters.
+            DeadlineExceeded: the timeout has expired; the message names the devices' holders and earlier waiters.
         """
         with _undone_on_error(Acquisition(self, timeout)) as acquisition:
             return blocking(acquisition)

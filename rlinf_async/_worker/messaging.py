@@ -59,8 +59,8 @@ class Messaging:
 
         Raises:
             SerializationError: part of the object cannot be pickled.
-            DeadlineExceeded: the timeout has expired, or the group did not appear in time; the text lists the existing
-                groups.
+            DeadlineExceeded: the timeout has expired, or the group did not appear in time; the message lists the
+                existing groups.
             ValueError: the group has no such rank.
             PeerLost: the receiver has died, or its node is lost.
         """

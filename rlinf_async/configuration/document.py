@@ -92,7 +92,7 @@ def load_document(path: str | Path, overrides: Sequence[str] = ()) -> Document:
 
 
 def find_origin(path: str | Path, text: str) -> Origin:
-    """Return the origin of a YAML text. The caller passes the text because a pipe cannot be read twice."""
+    """Return the origin of YAML text. The caller passes the text because a pipe cannot be read twice."""
     import yaml
 
     return _origin(path, yaml.compose(text, Loader=yaml.SafeLoader))

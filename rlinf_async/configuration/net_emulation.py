@@ -157,7 +157,7 @@ def _check_number(key: str, value: Any) -> None:
 
 
 def _find_repeated_member(lines: Sequence[BandwidthGroup]) -> tuple[int, str] | None:
-    """Return the index of the first group that repeats an earlier group's member, and an error text, or None."""
+    """Return the index of the first group that repeats an earlier group's member, and an error message, or None."""
     numbers: dict[str, int] = {}
     for number, line in enumerate(lines):
         for member in line.members:

@@ -32,7 +32,7 @@ def parse_rank_config(
     """Return the ranks listed in a configuration value, ascending.
 
     Args:
-        rank_config: an int, a comma-separated text, or a list of either.
+        rank_config: an int, a comma-separated string, or a list of either.
         available_ranks: all valid ranks, which ``all`` selects; None if unknown.
         rank_type: kind of rank for errors, such as ``"node"``.
 

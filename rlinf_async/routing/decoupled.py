@@ -53,7 +53,7 @@ def split_channel_message(channel_message: str) -> tuple[int, int, str, str]:
     """Return the rank from which a shard comes, its index there, its mode and its tag.
 
     Raises:
-        ValueError: the text is not the name of a shard.
+        ValueError: the string is not the name of a shard.
     """
     parts = channel_message.split("_", 3)
     if len(parts) != 4 or not (parts[0].isdecimal() and parts[1].isdecimal()):
@@ -87,7 +87,7 @@ def decoupled_build_send_plan(
 
     Raises:
         ConfigError: the batch cannot be divided evenly.
-        ValueError: ``tag_batch_router`` contains a text that is not the name of a shard.
+        ValueError: ``tag_batch_router`` contains a string that is not the name of a shard.
     """
     if tag_batch_router:
         if batch_size % len(tag_batch_router):

@@ -20,7 +20,7 @@ class QueueAction(IntEnum):
     OUT_OF_BYTES = 8  # a batch: its gathered items use up the byte bound
     FREED = 9  # a client, and the number of admitted bytes of its unanswered puts
     SHARED = 10  # a client: there is another consumer
-    FAILED = 11  # a client, the number of its request, the name of an error, its text
+    FAILED = 11  # a client, the number of its request, the name of an error, its message
 
 
 # Plain integers, because every item uses them.
