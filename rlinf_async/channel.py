@@ -533,8 +533,7 @@ class Channel:
     # -- queries ------------------------------------------------------------------------------------------------
 
     def qsize(self, key: Any = _DEFAULT_KEY) -> IntOrWork:
-        """Return the number of items queued under a key. In a coroutine, ``qsize``, ``empty`` and ``full`` return a
-        ``Work``."""
+        """Return the number of items queued under a key; like ``empty`` and ``full``, a ``Work`` in a coroutine."""
         size: IntOrWork = self._query("qsize()", key, "size", lambda found: found[0])
         return size
 

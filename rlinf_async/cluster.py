@@ -412,8 +412,7 @@ class Cluster:
 
     @property
     def metrics_address(self) -> str:
-        """Address of the metrics with the chosen port, such as ``"127.0.0.1:41231"``; empty if no metrics are
-        served."""
+        """Address of the metrics with the chosen port, such as ``"127.0.0.1:41231"``; empty if none are served."""
         return self._metrics_address
 
     def get_node_info(self, node_rank: int) -> NodeInfo:
@@ -433,8 +432,7 @@ class Cluster:
 
     @property
     def node_groups(self) -> Sequence[NodeGroup]:
-        """Node groups: ``cluster`` and ``node``, which every cluster has, the configured groups, and those from the
-        hosts' labels."""
+        """Node groups: the built-in ``cluster`` and ``node``, the configured groups, and those from host labels."""
         return self._node_groups if self.nodes else ()
 
     def get_node_group(self, label: str = "cluster") -> NodeGroup | None:
@@ -686,8 +684,7 @@ class Cluster:
         return self._closing
 
     def _end_without_loop(self, error: LoopNotRunning) -> None:
-        """End the nodes by cutting their lifelines; block until they have ended. Orderly closing would need the
-        loop."""
+        """End the nodes by cutting their lifelines, as closing in order needs the loop; block until they have ended."""
         if self._was_cut_off:
             return
         self._was_cut_off = True

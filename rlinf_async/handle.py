@@ -342,8 +342,7 @@ class Handle(Work[list[R]]):
         self._finish()
 
     def _cancel_open(self) -> None:
-        """Cancel the open ranks, but only once, because a second cancellation would interrupt the first one's
-        cleanup."""
+        """Cancel the open ranks only once, because a second cancellation would interrupt the first one's cleanup."""
         # A cancellation that overtakes its call is dropped, so do not send one while another thread is still sending
         # the call. Either that thread sees this flag when it marks the call as sent, or this thread sees that mark.
         # tests/_group/test_calls_between_steps.py::test_no_cancel_leaves_before_its_call
@@ -593,8 +592,7 @@ WorkerGroupFuncResult = Handle
 
 
 class _OfRank(Part[Any]):
-    """A view of one rank's result; reading its value does not mark other ranks' errors as observed, reading its error
-    does."""
+    """A view of one rank's result; reading its error, but not its value, marks other ranks' errors as observed."""
 
     def __init__(self, handle: Handle, slot: int) -> None:
         super().__init__(handle)

@@ -233,8 +233,7 @@ class StreamCall:
         self._wake()
 
     def _close_later(self) -> None:
-        """Close the stream from a finalizer, without locks: drop the items now, and let the loop send the
-        cancellation."""
+        """Close the stream from a finalizer, without locks: drop the items, and let the loop send the cancellation."""
         if not self._closed and self._pid == process.pid:
             self._closed = True
             self._was_dropped = not self._iterated

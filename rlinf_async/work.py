@@ -78,8 +78,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return self._describe()
 
     def _awaiting(self) -> str:
-        """Return the code that a coroutine should use to wait for the result, for messages about a forgotten
-        ``await``."""
+        """Return the code with which a coroutine waits for the result, for messages about a forgotten ``await``."""
         return "`await` it"
 
     def _whom(self) -> str:
@@ -125,8 +124,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return self._error is not None
 
     def _cancel_after_failure(self) -> bool:
-        """Cancel this work because another work in ``wait_all`` has failed. Return False if it may continue for
-        a long time."""
+        """Cancel this work because another in ``wait_all`` has failed. Return False if it may continue for long."""
         self._abandon()
         return self._done
 
@@ -149,8 +147,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return self._remaining()
 
     def _expire(self) -> None:
-        """Fail the operation because its deadline has passed; the error may first be supplemented with an
-        explanation."""
+        """Fail the operation because its deadline has passed; an explanation may first be added to the error."""
         self._settle(error=self._late(self._timeout))
 
     # -- settling -----------------------------------------------------------------------------------------------

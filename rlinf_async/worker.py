@@ -273,8 +273,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
 
     @property
     def hardware_type(self) -> str:
-        """Kind of hardware on which the worker was placed: a family of accelerators, or another kind such as
-        ``"Franka"``."""
+        """Kind of hardware on which the worker was placed: a family of accelerators, or a kind such as ``"Franka"``."""
         return str(self.hardware_infos[0].type) if self.hardware_infos else self._accelerator_type
 
     @property
@@ -395,14 +394,12 @@ class Worker(Messaging, Routing, Logging, Profiling):
     # -- time ---------------------------------------------------------------------------------------------------
 
     def worker_timer(self, tag: str | None = None, trace: bool = True) -> TimedSpan:
-        """Return a context manager that adds its duration to the timer ``tag``, by default the calling function's
-        name."""
+        """Return a context manager that adds its duration to the timer ``tag``, by default the caller's name."""
         return self._timers.span(tag or caller_name(), self._group_name if trace else None)
 
     @staticmethod
     def timer(tag: str | None = None, trace: bool = True) -> Callable[[F], F]:
-        """Decorate a ``def``, ``async def`` or async generator method so that its wall time is added to the timer
-        ``tag``."""
+        """Decorate a ``def``, ``async def`` or async generator method to add its wall time to the timer ``tag``."""
         return timed(tag, trace)
 
     @property

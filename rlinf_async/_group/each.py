@@ -33,8 +33,7 @@ def each(values: Iterable[T]) -> T:
 
 
 def per_rank(args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> list[tuple[Any, Any]] | None:
-    """Return each rank's arguments; None if all get the same. Raise ValueError if an ``each`` has a different
-    length."""
+    """Return each rank's arguments; None if all get the same. Raise ValueError if an ``each`` has a wrong length."""
     if not args and not kwargs:
         return None
     marked = [(str(place), value) for place, value in (*enumerate(args), *kwargs.items()) if isinstance(value, PerRank)]

@@ -1,5 +1,4 @@
-"""``RunFiles``: lists and reads the rings, black boxes and logs in a run's log directory; follows no links out of
-it."""
+"""``RunFiles``: lists and reads the rings, black boxes and logs in a log directory; follows no links out of it."""
 
 from __future__ import annotations
 

@@ -267,8 +267,7 @@ class SimCluster:
         return worker is not None
 
     def slow(self, group: str, rank: int, turn_s: float) -> bool:
-        """From now on, make every turn of a rank's loops take ``turn_s`` seconds; return False if the rank has no
-        process."""
+        """Make every later turn of a rank's loops take ``turn_s`` seconds; return False if the rank has no process."""
         worker = self.find(group, rank)
         self.scheduler.note("fault", f"each turn of {group}:{rank} takes {turn_s:g} s")
         if worker is not None:

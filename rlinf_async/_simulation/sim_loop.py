@@ -24,8 +24,7 @@ TICK_S: Final = 1e-6
 
 
 class _SerialHash:
-    """A base class of objects that are hashed by serial number, so that sets of them have the same order in every
-    run."""
+    """A base class of objects hashed by serial number, so that sets of them have the same order in every run."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         # Serials start at 1 in each simulation, because the order within a set depends on the values of the hashes.
@@ -94,8 +93,7 @@ class SimLoop(asyncio.SelectorEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, **options: Any
     ) -> asyncio.TimerHandle:
-        """Schedule at least a tick from now, because otherwise rounding could make a wait's timer fire early again and
-        again."""
+        """Schedule at least a tick from now; otherwise, rounding could make a wait's timer fire early repeatedly."""
         return super().call_at(max(when, self.time() + 2 * TICK_S), callback, *args, **options)
 
     def create_future(self) -> Any:

@@ -26,8 +26,7 @@ class _JobQueue:
         self._is_busy = False
 
     def _begin(self) -> bool:
-        """True if there are jobs that no thread is running. The caller must hold the lock, and call ``_do_all`` if
-        True."""
+        """True if there are jobs that no thread is running; the caller, who holds the lock, must call ``_do_all``."""
         is_first = bool(self._jobs) and not self._is_busy
         self._is_busy |= is_first
         return is_first
@@ -65,8 +64,7 @@ class LazyThread(_JobQueue):
         self._linger_s = linger_s
 
     def submit(self, job: Job) -> None:
-        """Queue a job, from any thread; its error is logged. Raise RuntimeError if no thread can start; later jobs
-        retry."""
+        """Queue a job, from any thread; its errors are logged. Raise RuntimeError if no thread can start for now."""
         with self._condition:
             self._jobs.append(job)
             if not self._begin():

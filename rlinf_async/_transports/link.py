@@ -1,5 +1,4 @@
-"""``Link``: the interface of a transport for large CPU buffers between two workers (send, receive, control,
-discard)."""
+"""``Link``: the interface of a transport between two workers for large CPU buffers (send, receive, discard)."""
 
 from __future__ import annotations
 

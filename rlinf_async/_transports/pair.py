@@ -1,5 +1,4 @@
-"""The interfaces ``Pair``, one side of a two-rank process group (Gloo, NCCL), and ``PairOwner``, the link that owns
-it."""
+"""The interfaces ``Pair``, one side of a two-rank process group, and ``PairOwner``, the link that owns it."""
 
 from __future__ import annotations
 

@@ -208,8 +208,7 @@ def _called(frame: FrameType) -> str:
 
 
 def _end_store_connections() -> int:
-    """End the connections to the worker group's own store; there is no other way to free a thread that waits for a
-    key."""
+    """End the connections to the group's own store; nothing else frees a thread that waits for a key."""
     import socket
 
     address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT")

@@ -80,8 +80,7 @@ def alone(obj: Any) -> tuple[Any, memoryview] | None:
 
 
 def rebuilder(key: Any) -> Callable[[Any], torch.Tensor]:
-    """Return the inverse of ``alone``: a function that creates a tensor from memory and takes ownership of the
-    memory."""
+    """Return the inverse of ``alone``: a function that creates a tensor from memory and takes ownership of it."""
     name, shape, strides = key
     none = numpy.empty(0, name)
     dtype = torch.from_numpy(none).dtype

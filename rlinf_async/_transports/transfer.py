@@ -132,8 +132,7 @@ def make_room(sizes: Sequence[int], memory: Memory) -> tuple[list[torch.Tensor],
 
 
 def _divide(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]], int]:
-    """Return the buffers that have their own chunks, the other buffers' offsets in a common chunk, and that chunk's
-    size."""
+    """Return the buffers that get their own chunks, the others' offsets in a common chunk, and that chunk's size."""
     alone = [index for index, size in enumerate(sizes) if size >= _SMALL_BYTES]
     together, nbytes = [], 0
     for index, size in enumerate(sizes):

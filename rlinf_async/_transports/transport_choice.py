@@ -52,8 +52,7 @@ def choose(nbytes: int, *, same_node: bool, direct: bool) -> str:
 
 
 def make_link(name: str, post: Post, first: bool, address: str) -> Link:
-    """Create a link of the named kind. Raise ValueError if it is unknown, because the peer may run a different
-    version."""
+    """Create a link of the named kind. Raise ValueError if it is unknown, as the peer's version may differ."""
     if name not in TRANSPORTS:
         raise ValueError(f"there is no link {name!r} between workers")
     return TRANSPORTS[name].make(post, first, address)

@@ -1,5 +1,4 @@
-"""``AcceleratorUtil``: vendor-neutral queries about accelerators (devices, CCL back end, torch module), and
-profiling."""
+"""``AcceleratorUtil``: vendor-neutral queries about accelerators (devices, back end, torch module), and profiling."""
 
 from __future__ import annotations
 

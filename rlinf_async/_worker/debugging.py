@@ -116,8 +116,7 @@ class Debugger:
         self._client.events.on("debug", self._on_event)
 
     def end(self) -> None:
-        """Release a thread that waits at the prompt, because this process is about to exit. Any thread may call
-        this."""
+        """Release a thread that waits at the prompt, because this process will exit. Any thread may call this."""
         self._is_ending = True
         self._leave()
 

@@ -87,8 +87,7 @@ class PackedPlacementStrategy(PlacementStrategy):
 
 
 def default_strategy(cluster: ClusterShape) -> PlacementStrategy:
-    """Return the strategy of one process per accelerator in the cluster or, if there are none, one process on node
-    0."""
+    """Return a strategy with one process per accelerator or, if there are none, one process on node 0."""
     num_accelerators = AcceleratorNumbering(cluster).num_accelerators
     if num_accelerators:
         return PackedPlacementStrategy(0, num_accelerators - 1)

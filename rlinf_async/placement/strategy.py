@@ -79,8 +79,7 @@ def _suggest_strategy(given: Any) -> str:
 
 @dataclass(frozen=True)
 class Seat:
-    """The place of one process: its node as a member of a group, and the pieces of hardware that belong to the
-    process."""
+    """The place of one process: its node as a member of a group, and the pieces of hardware that it owns."""
 
     group: NodeGroup
     node: NodeInfo

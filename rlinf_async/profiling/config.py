@@ -72,8 +72,7 @@ class ProfileConfig:
         return self.enabled and (self.steps is None or step_idx in self.steps)
 
     def command_prefix(self, output_prefix: str) -> list[str]:
-        """Return the words before a worker's interpreter, or in its place if they end in ``--``; empty if there are
-        none."""
+        """Return the words before a worker's interpreter, or in its place if they end in ``--``; empty by default."""
         return []
 
     def environment(self, output_prefix: str) -> dict[str, str]:

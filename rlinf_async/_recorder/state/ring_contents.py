@@ -1,5 +1,4 @@
-"""``RingContents``: events and metrics in a flight recorder's ring, read while its process writes or after the
-process's death."""
+"""``RingContents``: events and metrics in a flight recorder's ring, whose process may still write or have died."""
 
 from __future__ import annotations
 

@@ -135,8 +135,7 @@ class TraceFile:
     # -- arrows -------------------------------------------------------------------------------------------------
 
     def _connect(self, place: _CallPlace, name: str, flow: Sequence[int]) -> list[str]:
-        """Return the arrows that are now complete; ``flow`` is ``[endpoint, call]`` for a caller, with a slot for a
-        callee."""
+        """Return the arrows that are now complete; ``flow`` is ``[endpoint, call]``, with a slot for a callee."""
         caller = (flow[0], flow[1])
         if len(flow) > 2:
             start = self._callers.get(caller)

@@ -87,8 +87,7 @@ class CudaIpcLink(DeviceLink):
         return offer
 
     def _offer_once_written(self, offer: _Offer, handles: Sequence[tuple[Any, ...]], written: Mark) -> None:
-        """Offer the buffers once the stream has written them; runs on the link's thread, because this may take
-        seconds."""
+        """Offer the buffers once the stream has written them, which may take seconds; runs on the link's thread."""
         try:
             written.synchronize()
         except Exception as error:

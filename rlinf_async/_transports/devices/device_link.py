@@ -21,8 +21,7 @@ class DeviceLink(ABC):
 
     @abstractmethod
     def send(self, transfer: int, buffers: Sequence[torch.Tensor]) -> Work[None]:
-        """Send the buffers once the peer is ready to receive. Done once they may be mutated; the link holds them until
-        then."""
+        """Send the buffers once the peer is ready. Done once they may be mutated; the link holds them until then."""
 
     @abstractmethod
     def receive(self, transfer: int, sizes: Sequence[int]) -> Work[list[torch.Tensor]]:

@@ -1,5 +1,4 @@
-"""``Gpu``, a worker's GPU as announced to peers, and the choice of a link between two GPUs: CUDA IPC, NCCL or
-staged."""
+"""``Gpu``, a worker's GPU as announced to peers; chooses a link between two GPUs: CUDA IPC, NCCL or staged."""
 
 from __future__ import annotations
 

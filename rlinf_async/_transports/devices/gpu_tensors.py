@@ -36,8 +36,7 @@ def mark(tensor: torch.Tensor) -> Any:
 
 @contextlib.contextmanager
 def settled_after(mark: Any, tensor: torch.Tensor) -> Iterator[None]:
-    """Context manager: the block may write to a tensor after ``mark``; on exit, waits so that any stream may read
-    it."""
+    """Context manager: the block may write to a tensor after ``mark``; after exit, any stream may read it."""
     if mark is None:
         yield
         return

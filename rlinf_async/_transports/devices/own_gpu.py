@@ -1,5 +1,4 @@
-"""``OwnGpu``: this process's GPU: its announcement to peers, stream events, copies to the CPU, and creation of
-links."""
+"""``OwnGpu``, this process's GPU: its announcement to peers, stream events, copies to the CPU, creation of links."""
 
 from __future__ import annotations
 

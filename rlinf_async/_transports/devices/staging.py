@@ -1,5 +1,4 @@
-"""``StagedLink``, the fallback ``DeviceLink``: copies to pinned CPU memory, sends over Gloo, copies to the peer's
-GPU."""
+"""``StagedLink``, the fallback ``DeviceLink``: copies to pinned CPU memory, sends over Gloo, copies to a GPU."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ def _flat(view: memoryview) -> torch.Tensor:
 
 
 class StagedLink(PairedLink[torch.Tensor], DeviceLink):
-    """A link that sends GPU memory over Gloo, with one copy to CPU memory on the sender and one back on the
-    receiver."""
+    """A link that sends GPU memory over Gloo, with a copy to CPU memory on the sender and back on the receiver."""
 
     def __init__(self, post: Post, first: bool, address: str, device: torch.device) -> None:
         super().__init__(post, first, address)
