@@ -129,7 +129,7 @@ class Experience:
         """Connect to the experience with that name; wait for it if it does not exist yet.
 
         Args, Raises:
-            As for ``Channel.connect``; ConfigError: the name belongs to a channel.
+            As for ``Channel.connect``; also ConfigError if the name belongs to a channel.
         """
         check_channel_name(name, "experience")
         if timeout is not None:

@@ -1,7 +1,7 @@
 """State machine of a channel's queue: a FIFO per key, with weighted batches, bounds, and leases of items.
 
-Plain state. Each client of the queue is a process, which numbers its requests 1, 2, 3, … Each method takes one client's
-message and returns the resulting actions, in order, for the queue's owner::
+The queue is plain state. Each of its clients is a process, which numbers its requests 1, 2, 3, … Each method takes one
+client's message and returns the resulting actions, in order, for the queue's owner::
 
     put ── room ──► ACCEPTED       get ── item ──► DELIVER: leased ── taken ──► gone
         └─ full ──► waits              └─ none ──► waits        └─ given back, or its consumer died ──► its old place

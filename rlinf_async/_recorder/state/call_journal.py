@@ -85,7 +85,8 @@ def _starter(words: memoryview, free: deque[int]) -> Start:
 
 
 class _Rows(dict[int, tuple[int, int]]):
-    """Maps an endpoint to the row of its highest number and the key of its call 0; IndexError if rows run out."""
+    """Maps an endpoint to the row of its highest number and the key of its call 0; raises IndexError if rows run
+    out."""
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
@@ -109,7 +110,7 @@ def _finisher(words: memoryview, free: deque[int]) -> Finish:
 
 
 class JournalContents:
-    """The contents of a dead worker's journal; ValueError if the data does not have ``JOURNAL_BYTES`` bytes."""
+    """The contents of a dead worker's journal; raises ValueError unless the data has ``JOURNAL_BYTES`` bytes."""
 
     def __init__(self, data: bytes) -> None:
         if len(data) != JOURNAL_BYTES:

@@ -165,8 +165,8 @@ class EventRing:
 
     Args:
         buffer: ``size_of(slots)`` bytes, all zero.
-        slots: number of kept events, a power of two; ValueError otherwise.
-        identity: identity of the process, at most 4000 bytes as JSON; ValueError if longer.
+        slots: number of kept events; raises ValueError if this is not a power of two.
+        identity: identity of the process, as JSON; raises ValueError if this is longer than 4000 bytes.
         clock: returns nanoseconds.
 
     Attributes:

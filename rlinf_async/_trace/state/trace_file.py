@@ -49,7 +49,7 @@ class _CallPlace:
 
 
 class TraceFile:
-    """A growing trace file. Not thread-safe.
+    """A growing trace file, which is not thread-safe.
 
     Args:
         path: path of the file, which is replaced; its folder is created. Raises OSError if it cannot be written.
