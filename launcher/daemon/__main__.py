@@ -87,7 +87,7 @@ def _failed(marker: str | None, error: Exception) -> int:
 
 
 def _raise_open_files() -> int:
-    """Raise the soft limit of open files to the hard limit; return the old limit, which workers will get."""
+    """Raise the soft limit on open files to the hard limit; return the old soft limit, which workers keep."""
     import resource
 
     usual, utmost = resource.getrlimit(resource.RLIMIT_NOFILE)

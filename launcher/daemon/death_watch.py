@@ -12,7 +12,7 @@ from .router import Router
 
 
 class DeathWatch:
-    """Watchers, on any node, of this node's workers.
+    """Registry of the endpoints, on any node, that watch this node's workers.
 
     The ``ended`` event about a worker carries the worker's own endpoint as its source.  Frames from one source stay in
     order, so the event arrives after everything that the worker sent, including large bodies still in transfer.

@@ -1,4 +1,4 @@
-"""``Endpoint``: a driver, worker or sub-worker at a daemon, with its socket, pending calls and queued output."""
+"""``Endpoint``: a driver, worker or sub-worker attached to a daemon, with its socket, pending calls and output."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Endpoint:
         """Return the packed answer for a call that was lost when this process died.
 
         Args:
-            method: a method that was running at the death without the daemon knowing.
+            method: a method that was running at the death, unknown to the daemon.
         """
         assert self.exit_report is not None
         execution = Execution.UNKNOWN if self.journal is None else self.journal.execution(source, call)
