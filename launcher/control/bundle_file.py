@@ -1,4 +1,4 @@
-"""Bundles: each is a ``RunSnapshot`` in a zip file that only its owner can read; reading treats it as untrusted.
+"""Bundles: zip files that hold a ``RunSnapshot`` and are readable only by their owner; the reader does not trust them.
 
 run.json                     the run, its status and verdict, and the list of missing parts
 logs/rollout/rank_0.err      the end of a log

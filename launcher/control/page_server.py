@@ -43,7 +43,7 @@ _HEADERS: Final = (
 
 
 class PageServer:
-    """Server of one page; without ``feed`` the page contains all its data."""
+    """Server for one page; if ``feed`` is None, the page contains all its data."""
 
     def __init__(self, page: PageDocument, feed: PageFeed | None) -> None:
         self.token = secrets.token_urlsafe(24)
