@@ -1,7 +1,7 @@
 """Progress output of ``rlinf-launch`` on stderr as a live table, plain lines or JSON; text tables for other output.
 
-A terminal gets one live table that collapses into one line; other outputs get one line per change, without colours;
-with ``--json`` one JSON object per line.  ``--quiet`` leaves only errors, but JSON still reports the exit code and a
+A terminal gets one live table that collapses into one line; other outputs get one line per change, without colours, or
+with ``--json`` one JSON object per change.  ``--quiet`` leaves only errors, but JSON still reports the exit code and a
 failed run's bundle.
 """
 

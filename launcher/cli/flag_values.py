@@ -26,7 +26,7 @@ _NO: Final = ("0", "false", "no", "off")
 
 @dataclass(frozen=True)
 class FlagValue:
-    """A raw value of a flag, and its origin, such as ``--nnodes`` or ``$RLINF_NNODES``."""
+    """A flag's raw value and its origin, such as ``--nnodes`` or ``$RLINF_NNODES``."""
 
     text: str
     where: str
