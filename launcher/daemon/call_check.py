@@ -1,6 +1,6 @@
 """Reconciliation of a daemon's pending calls with local callers, which may have received replies on direct sockets.
 
-A caller reports a direct call and its answer some milliseconds late.  So before the daemon relies on its list of open
+A caller reports a direct call and its answer a few milliseconds late.  So before the daemon relies on its list of open
 calls, in ``status()`` and when a worker dies, it waits for the callers' reports: one round trip, or
 ``RLINF_CALL_CHECK_S`` if a caller does not respond::
 

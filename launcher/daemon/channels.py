@@ -233,7 +233,7 @@ class Channels:
 
     def _drain_producers(self) -> None:
         """Read what producers have sent so far, then answer waiting questions and closes."""
-        # A producer may have told another process of its put, and that process's question may be read first.  So the
+        # A producer may have told another process about its put, and that process's question may be read first.  So the
         # daemon reads the producers' sockets before it answers, once for all questions of one turn of the loop.
         # tests/launcher/daemon/test_channels.py::test_a_question_is_answered_after_producers_sockets_are_read
         while self._questions or self._closing:

@@ -175,7 +175,7 @@ class HostedExperience(HostedChannel):
 
 
 class Experiences:
-    """Handlers of operations on experiences; ``budget`` is the default ``max_bytes``."""
+    """Handlers for operations on experiences; ``budget`` is the default ``max_bytes``."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, router: Router, channels: Channels, gone: Container[int], budget: int
@@ -186,7 +186,7 @@ class Experiences:
         self._gone = gone
         self._budget = budget
         self._published: dict[str, tuple[int, str, int]] = {}
-        """Maps each group, local or followed by a local experience, to publisher, name of the weights and version."""
+        """Maps each group, local or followed by a local experience, to publisher, weights name and version."""
         self._followers: dict[str, set[int]] = {}  # maps each group to other nodes that host its experiences
 
     def _find(self, number: int) -> HostedExperience:
@@ -226,7 +226,7 @@ class Experiences:
         hosted.follow(hosted.queue.set_version(requester.endpoint, op.trainer, op.version, restart=op.restart))
 
     async def _ask_for_publications(self, group: str) -> None:
-        """Follow the group's publications on other nodes; a node that does not answer now reports its next version."""
+        """Follow the group's publications on other nodes; a node that answers too late reports its next version."""
         nodes = [node_link.node for node_link in self._router.node_links.values() if node_link.over is None]
         answers = [self._router.ask(node, operations.FollowPublications(group)) for node in nodes]
         with contextlib.suppress(TimeoutError):

@@ -143,7 +143,7 @@ def read_first_line(prepared: str) -> bytes:
 
 
 def made_before(line: bytes) -> list[str]:
-    """Return the node's folder if the launcher's configuration names a run directory made before the daemon."""
+    """Return the node's folder if the launcher's configuration names a run directory that existed before the daemon."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         config = json.loads(line.partition(b"\n")[0])
         return [f"{config['run_dir']}/node-{config['node']}"] if config["run_dir"] else []
@@ -195,7 +195,7 @@ def _watch(pid: int, sign: SignOfLife) -> tuple[int, bool]:
 
 
 def sweep() -> dict[int, int]:
-    """Kill and reap children, and the orphans that they leave, until none is left; return exit codes by pid.
+    """Kill and reap children, and the orphans that they leave behind, until none remain; map each pid to its exit code.
 
     Trackers of shared memory come last, and are killed only if they do not exit by themselves.
     """

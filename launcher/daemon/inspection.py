@@ -108,8 +108,8 @@ class Inspection:
         """Return reports on this node's processes with the given numbers, or on all its processes if none are given.
 
         Returns:
-            ``processes``, ``queues`` and ``left`` as in ``run_report.py``; ``ended`` describes, by endpoint, how
-            requested processes ended.
+            ``processes``, ``queues`` and ``left`` as in ``run_report.py``; ``ended`` maps each requested process that
+            has ended to a description of its end.
         """
         if unknown := set(op.parts) - _PARTS:
             raise ValueError(f"Inspect: parts are {' and '.join(sorted(_PARTS))}, got {', '.join(sorted(unknown))}")
@@ -190,7 +190,7 @@ class Inspection:
             if woken := [answers[each.id] for each in silent if _wake_witness(each)]:
                 await asyncio.wait(woken, timeout=_WITNESS_S)
             told |= await self._read_stacks([each for each in silent if not answers[each.id].done()])
-            # Prefer an answer that arrived during the dump to the stacks.
+            # An answer that arrived during the dump takes precedence over the stacks.
             return told | {endpoint: answer.result() for endpoint, answer in answers.items() if answer.done()}
         finally:
             del self._rounds[number]

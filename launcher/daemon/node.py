@@ -53,7 +53,7 @@ _SWEPT_BY: Final = "swept-by"
 """File in the run directory where ``launcher/remote/sweeper.py`` records which sweep ended a live node."""
 
 _HASTY_GRACE_S: Final = 2.0
-"""Longest grace of workers when the node ends abnormally; must be below the guardian's ``_ORDERLY_END_S`` (4 s)."""
+"""Longest grace for workers when the node ends abnormally; must be below the guardian's ``_ORDERLY_END_S`` (4 s)."""
 
 _END_TIMEOUT_S: Final = 5
 """Seconds allowed for shutdown after SIGTERM or a cut-off before ``signal.alarm`` ends the process."""
@@ -321,7 +321,7 @@ class Node:
         self._admission.add(sock)
 
     def _begin(self, sock: socket.socket) -> Endpoint:
-        """Create the endpoint of a connection that has sent its first bytes; its first frame must be HELLO."""
+        """Create the endpoint for a connection that has sent its first bytes; its first frame must be HELLO."""
         pid, _ = peer_of(sock)
         pidfd = os.pidfd_open(pid)
         endpoint = self._router.new_endpoint("driver")
@@ -429,7 +429,7 @@ class Node:
         return self._boot.config.launched
 
     def _on_sigterm(self) -> None:
-        """End the node: the guardian has exited or forwards SIGTERM, or a sweep has left a note for the launcher."""
+        """End the node as on SIGTERM; if a sweep has left a note, pass its text on to the launcher."""
         note = self._boot.socket_path.with_name(_SWEPT_BY)
         with contextlib.suppress(OSError):
             self._send_to_launcher({"event": "swept", "by": note.read_text()})

@@ -58,7 +58,7 @@ class NodeLink:
     holds back the frame, and later frames from the same source, until the body is complete.
 
     Args:
-        pool: reusable memory for received bodies, because first writes to fresh memory cost more than the encryption.
+        pool: reusable memory for received bodies, because first writes to fresh memory cost more than encryption.
 
     Attributes:
         over: reason why the link ended; later frames are dropped.

@@ -102,7 +102,7 @@ class PreloadedTemplate(ForkServer):
 
     Attributes:
         outcome: resolves to None when ready, or to the refusal.
-        users: launches that are about to fork from this template.
+        users: number of launches that are about to fork from this template.
     """
 
     def __init__(

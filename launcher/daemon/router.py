@@ -57,7 +57,7 @@ MAX_DIRECT_WORKERS: Final = 256
 
 
 class Router:
-    """Frame routing of one node: its endpoints, its links to other nodes, and requests that await an answer.
+    """Frame router of one node, with its endpoints, its links to other nodes, and requests that await an answer.
 
     The class has more than 30 methods, one per kind of frame, because all kinds are routed using the same state.
     """

@@ -2,7 +2,7 @@
 
 The daemon's loop never waits for a disk. It passes changes to the thread, which writes all queued changes in one
 transaction and reports them back in order. SQLite preserves everything that a killed process has committed, but does
-not wait for the disk (``synchronous=OFF``), so a power failure may lose the last transactions, or the file.
+not wait for the disk (``synchronous=OFF``), so a power failure may lose the last transactions or even the file.
 
 The file is locked while it is open; the kernel releases a killed process's lock.
 """

@@ -86,7 +86,7 @@ class StuckRanks:
         return calls.is_pending(op.source, op.call) or calls.has_later(op.source, op.after)
 
     async def kill_stuck(self, requester: Requester, op: operations.KillStuck) -> None:
-        """Kill the requester: its main thread cannot be freed, or one of its background tasks has failed."""
+        """Kill the requester, because its main thread cannot be freed or one of its background tasks has failed."""
         endpoint = self._router.endpoints.get(frames.number_of(requester.endpoint))
         if frames.node_of(requester.endpoint) != self._router.node or endpoint is None or endpoint.process is None:
             raise ValueError("only a worker of this node can ask for its end")

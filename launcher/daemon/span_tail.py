@@ -13,7 +13,7 @@ from rlinf_async._recorder.state.event_ring import HEADER, NAMES_AT, EventKind, 
 from rlinf_async._recorder.state.span_log import MAX_RECORD_BYTES, RECORDS_AT, WORDS, WORDS_AT
 from rlinf_async._trace.state.tracks import Tracks
 
-_PIECE_BYTES: Final = 1 << 14  # limit parsed before other tasks of the loop may run; about 200 spans
+_PIECE_BYTES: Final = 1 << 14  # bytes parsed before other tasks of the loop may run; about 200 spans
 
 _OTHER_CLOCK_NS: Final = 500_000_000
 """Clock difference above which a process must have its own monotonic clock (in a time namespace)."""

@@ -84,8 +84,8 @@ class _Dump:
         )
         if not stat.S_ISFIFO(os.fstat(self._fd).st_mode):
             raise OSError(f"its descriptor {endpoint.stacks} is another file now")
-        # By default the signal kills.  A process that exec'ed another program has lost its handler, but has the same
-        # pid and perhaps the same descriptors.
+        # By default, the signal kills the process.  A process that exec'ed another program has lost its handler, but
+        # has the same pid and perhaps the same descriptors.
         # tests/launcher/daemon/test_stack_reader.py::test_a_process_without_the_handler_is_not_sent_the_signal
         if not catches(pid, stack_dump.SIGNAL):
             raise OSError("it has no handler for the signal that requests its stacks")

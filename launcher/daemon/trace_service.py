@@ -68,7 +68,7 @@ class Traces:
         self._log_dir = log_dir
         self._welcome = welcome
         self._gone = gone
-        self._tails: dict[str, SpanTail] = {}  # readers of local processes' span logs, by file name
+        self._tails: dict[str, SpanTail] = {}  # maps each file name to a reader of a local process's span log
         self._seen_files: set[str] = set()
         self._file: TraceFile | None = None
         self._timer: asyncio.TimerHandle | None = None

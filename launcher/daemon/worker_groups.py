@@ -287,8 +287,8 @@ class WorkerGroups:
     ) -> Endpoint:
         site = self._site
         environment = place.variables(await self._probes.rendering(worker["env"], place.variables(worker["env"])))
-        # The template's import may have taken a long time. If the group was closed in the meantime, its worker would
-        # take the store of the next group with the same name.
+        # The template's import may have taken a long time. If the group was closed in the meantime, a worker started
+        # now would take the store of the next group with the same name.
         self._check_wanted(group)
         threads = self._threads(op, worker["env"], environment)
         environment = self._shared_variables(environment, threads)
