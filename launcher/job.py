@@ -145,7 +145,7 @@ class Job:
             await self._driver.close()
 
     async def keep_bundle(self, *, wants_verdict: bool = False) -> None:
-        """Write everything known about the run into one file beside its logs, and report its path; takes seconds.
+        """Write everything known about the run into one file beside its logs, and report its path; this takes seconds.
 
         Live nodes are queried; the bundle of a run that has ended contains this machine's files only.
         """

@@ -1,4 +1,4 @@
-"""``Orphans``: adopts processes that the user's script leaves behind, recognises them by the run's id, kills them."""
+"""``Orphans``: adopts processes that the user's script leaves behind, and kills them when the run ends."""
 
 from __future__ import annotations
 

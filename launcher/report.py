@@ -155,7 +155,7 @@ class JsonReport(Report):
 
 
 class LiveReport(Report):
-    """Report as a table, redrawn at every change without a thread, and finally replaced by one line."""
+    """Report as a table that is redrawn at every change, without a thread, and finally replaced by one line."""
 
     def __init__(self, stream: TextIO | None = None, verbosity: int = 0) -> None:
         super().__init__(stream, verbosity)

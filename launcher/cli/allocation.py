@@ -1,4 +1,4 @@
-"""Hosts of a run, from ``--hosts``, ``$RLINF_HOSTS``, Slurm, PBS, LSF or MPI, and how the launcher reaches them."""
+"""Discovery of a run's hosts from ``--hosts``, ``$RLINF_HOSTS``, Slurm, PBS, LSF or MPI, and how to reach them."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Flag:
     read: Callable[[FlagValue], Any] = values.text
 
     def read_all(self, given: Sequence[FlagValue]) -> Any:
-        """Return all values if the flag repeats, else the last; without values, True or a count (``=no`` resets it)."""
+        """Return all values if the flag repeats, else the last; a flag without values gives a bool or a count."""
         if not self.metavar:
             total = 0
             for value in given:

@@ -87,7 +87,7 @@ class Attachment:
         return True
 
     async def request(self, operation: Operation[Answer], node: int | None = None) -> Answer:
-        """Return the answer of a node's daemon.  Raises DeadlineExceeded, ClosedError, or LaunchError if it refuses."""
+        """Return a node's daemon's answer.  Raises DeadlineExceeded, ClosedError, or LaunchError if it refuses."""
         number, target = next(self._numbers), self.node if node is None else node
         answer: asyncio.Future[Answer] = self._loop.create_future()
         if self.lost.done():
@@ -139,7 +139,7 @@ class Attachment:
             raise DeadlineExceeded(text) from None
 
     def _why_silent(self, node: int) -> str:
-        """Describe the kernel's state of a local daemon, with the command that resumes a stopped daemon."""
+        """Describe a local daemon's state according to the kernel, with the command that resumes a stopped daemon."""
         pid = self.pid
         if node != self.node:
             try:

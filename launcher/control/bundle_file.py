@@ -37,7 +37,7 @@ _FIELDS: Final[dict[str, tuple[type, ...]]] = {
 
 
 class BadBundle(RLinfAsyncError):
-    """The file is not a bundle of a run, or an incomplete one."""
+    """The file is not a run's bundle, or the bundle is incomplete."""
 
 
 def write_bundle(snapshot: RunSnapshot, path: Path, deadline: float = float("inf")) -> None:

@@ -68,7 +68,8 @@ class PageServer:
             await asyncio.gather(*clients, return_exceptions=True)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Not a coroutine function, because on Python 3.11 asyncio logs an error when it cancels a task created for one.
+        # This is a plain function, because asyncio on Python 3.11 logs an error when it cancels a task that it created
+        # for a coroutine function.
         client = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._clients.add(client)
         client.add_done_callback(self._clients.discard)

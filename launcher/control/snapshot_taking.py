@@ -40,7 +40,7 @@ async def take_snapshot(
 ) -> RunSnapshot:
     """Return a snapshot; daemons may take ``timeout`` seconds, local files until ``read_by`` (``time.monotonic``).
 
-    A verdict takes two reports, half a second apart; ``wants_devices`` asks the driver for GPU usage.
+    A verdict takes two reports, half a second apart; ``wants_devices`` queries the GPU driver for usage.
     """
     snapshot, logs = RunSnapshot(run.run, time.time()), run.logs
     if run.is_alive:

@@ -20,7 +20,7 @@ class Connector(Protocol):
         """True if the host is this machine."""
 
     def end_command(self, answer: Mapping[str, Any]) -> Sequence[str]:
-        """Return a command that ends a remote side unaware that its connection is dead, from its preflight's answer."""
+        """Return a command to end a remote side unaware of its dead connection; ``answer`` came from its preflight."""
 
     def explain(self, exited: RemoteExit) -> str:
         """Explain why the remote side has ended, and how to fix it."""

@@ -35,7 +35,7 @@ class Host:
         name: argument for ssh; IPv6 without brackets.
         slots: number of workers; None means one per GPU, or one if the host has no GPU.
         user, port: login name and port for ssh; None leaves them to ssh's own configuration.
-        address: IP for the other nodes; None to discover it.
+        address: IP address that other nodes use; None to discover it.
         python: interpreter to run on the host.
         gpus: devices to use, by index or UUID; None for all devices found.
         labels: labels for placement.

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List
 
 _GRACE_S = 3.0
-_DEATH_S = 15.0  # limit from SIGKILL until a process has ended; the kernel may have much memory to free
+_DEATH_S = 15.0  # limit from SIGKILL until a process has ended; the kernel may have to free a lot of memory
 # The same values as in launcher/daemon/guardian.py.
 _TRACKERS = (b"resource_tracker import main", b"torch_shm_manager")
 _TRACKERS_S = 3.0
