@@ -46,7 +46,7 @@ def launch_script(shell: str) -> str:
 
 
 def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """Return a completion script that completes FILE, PATH and DIR as paths.  Raises ConfigError if shtab is missing."""
+    """Return a completion script that completes FILE, PATH and DIR as paths.  Raises ConfigError if shtab is absent."""
     if shell not in SHELLS:
         raise ConfigError(f"--print-completion: {shell!r} is no shell of {', '.join(SHELLS)}\n  fix: name one of them")
     try:

@@ -87,7 +87,7 @@ class Attachment:
         return True
 
     async def request(self, operation: Operation[Answer], node: int | None = None) -> Answer:
-        """Return the daemon's answer from a node.  Raises DeadlineExceeded, ClosedError, or LaunchError if it refuses."""
+        """Return the daemon's answer on a node.  Raises DeadlineExceeded, ClosedError, or LaunchError if it refuses."""
         number, target = next(self._numbers), self.node if node is None else node
         answer: asyncio.Future[Answer] = self._loop.create_future()
         if self.lost.done():

@@ -13,8 +13,7 @@ OVER = frozenset(("ended", "refused"))  # states after which a rank sends nothin
 class Dialogue:
     """State of each rank, by endpoint: asked (running, or about to answer a line), stopped at the prompt, or over.
 
-    ``names`` maps ranks to their names, such as ``rollout:3``; ``was_reached`` is True once the debugger has reached
-    some rank.
+    ``names`` maps ranks to names, such as ``rollout:3``; ``was_reached`` is True once the debugger reached some rank.
     """
 
     def __init__(self, names: Mapping[int, str]) -> None:

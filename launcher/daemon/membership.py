@@ -31,8 +31,7 @@ logger = own_logger(__name__)
 class Membership:
     """Membership state of one node; ``epoch`` counts the losses that node 0 has declared.
 
-    ``on_lost`` applies a loss and receives its ``node``, ``name``, ``reason`` and ``epoch``; ``on_cut_off`` ends this
-    node.
+    ``on_lost`` applies a loss, given as ``node``, ``name``, ``reason`` and ``epoch``; ``on_cut_off`` ends this node.
     """
 
     def __init__(self, router: Router) -> None:

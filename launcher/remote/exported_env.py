@@ -73,9 +73,8 @@ def chosen(
 ) -> dict[str, str]:
     """Return the variables for every node, sorted by name.  Raises ConfigError.
 
-    Shell ``patterns`` add to ``EXPORTED``; a pattern beginning with ``!`` excludes names.  ``files`` override
-    ``environ``, later files override earlier ones, and ``named`` (``-e``) overrides everything.  A value of None in
-    ``named`` stands for ``environ``'s value.
+    Shell ``patterns`` add to ``EXPORTED``; a pattern that begins with ``!`` excludes names.  Later ``files`` override
+    earlier ones and ``environ``; ``named`` (``-e``) overrides all, and its None stands for ``environ``'s value.
     """
     patterns = tuple(patterns)
     wanted = EXPORTED + tuple(each for each in patterns if not each.startswith("!"))
