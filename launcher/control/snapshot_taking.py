@@ -1,7 +1,7 @@
 """Functions that take snapshots of runs: they read local files directly, and other machines' through daemons.
 
-A snapshot waits for no process of the run, and for its daemons no longer than the timeout; parts missing by then are
-named. If no daemon runs, it contains this machine's files only.
+Taking a snapshot waits for no process of the run, and for its daemons no longer than the timeout; the snapshot names
+the parts that are missing. If no daemon runs, it contains this machine's files only.
 """
 
 from __future__ import annotations

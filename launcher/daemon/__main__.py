@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def daemon(data: bytes, leave_to_guardian: int, sign_of_life: SignOfLife) -> int:
-    """Run the daemon to its end; return the exit code.
+    """Run the daemon until it ends; return the exit code.
 
     Args:
         data: the part of stdin read so far, at least the first line.

@@ -90,7 +90,7 @@ def control_pair() -> tuple[socket.socket, socket.socket]:
 class ForkServer:
     """Client for a template process that forks workers; the workers become children of this daemon."""
 
-    doing = "importing torch"  # the template's activity until it is ready, for error texts
+    doing = "importing torch"  # the template's activity until it is ready, for error messages
 
     def __init__(self, python: str, control: socket.socket, pid: int, open_files: int, log: Path | None) -> None:
         """Watch a process that is already running.

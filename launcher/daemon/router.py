@@ -1,7 +1,7 @@
 """A daemon's frame router between local endpoints and other nodes; it tracks calls and fails calls to dead workers.
 
 The router reads headers and never bodies.  An *endpoint* is a local process with a socket: a driver or a worker.  The
-source of a frame is the connection on which it arrived, whatever the frame itself claims.
+source of a frame is the connection on which it arrived, regardless of what the frame itself claims.
 """
 
 from __future__ import annotations
