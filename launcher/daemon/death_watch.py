@@ -31,7 +31,7 @@ class DeathWatch:
     async def watched_by(self, requester: Requester, op: operations.WatchedBy) -> None:
         """Notify these endpoints, to which the requesting worker is about to send messages, when the worker ends.
 
-        A process that receives a worker's message therefore learns that the worker ended before any consequence of that.
+        A process that receives a worker's message therefore learns of the worker's end before any consequence of it.
         """
         for watcher in op.endpoints:
             self._watch(watcher, frames.number_of(requester.endpoint))
