@@ -1,4 +1,4 @@
-"""Execution of the framework's coroutines on a client's loop, each as a ``Work``; the client's end cancels the rest."""
+"""Runs the framework's coroutines on a client's loop, each as a ``Work``, and cancels them when the client ends."""
 
 from __future__ import annotations
 
