@@ -30,7 +30,7 @@ _WRAPPERS: Final = frozenset(
 )
 
 _TASKS: Final = str(asyncio.tasks.__file__)
-# Functions of asyncio, with the variables that hold their timers.
+# Maps functions of asyncio to the local variables that hold their timers.
 _TIMERS: Final = {"sleep": "h", "_wait": "timeout_handle", "wait_for": "timeout_handle"}
 
 _MAX_AWAITERS: Final = 32  # maximum length of a followed chain of tasks that await each other
