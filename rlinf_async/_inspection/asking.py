@@ -26,7 +26,7 @@ PARTS: Final = ("activities", "queues")
 # Seconds, in addition to the processes' answer time, for a busy daemon that reads stacks.
 _GRACE_S: Final = 3.0
 
-VERDICT: Final = "the verdict on this run"  # what ``why`` waits for, in messages
+VERDICT: Final = "the verdict on this run"  # description of the result of ``why`` in messages about waits
 
 # Seconds between the two reports of a verdict; waits that are the same in both have made no progress.
 ASK_AGAIN_S: Final = 0.5

@@ -26,10 +26,10 @@ class Need:
     Attributes:
         target: the target of the wait.
         process: process that must act; None if it need not be a specific process.
-        nodes: nodes of which one must continue.
+        nodes: nodes, one of which must continue.
         anyone: True if any other activity of the run could act instead.
-        coming: why the need will be met anyway; empty if that is not certain.
-        ended: how the process that must act has ended; empty if it is alive.
+        coming: reason why the need will be met anyway; empty if that is not certain.
+        ended: description of how the process that must act has ended; empty if it is alive.
         arrived: True if the process is in a collective too, but will not meet the waiting process there.
     """
 

@@ -1,7 +1,7 @@
 """Stacks of a process that does not answer, as written by faulthandler: the signal that requests them, and a parser.
 
 A process writes them inside a signal handler, whatever locks its threads hold, without its loop or the GIL. Only files,
-lines and function names are therefore known, but no values or tasks::
+lines and function names are therefore known, not values or tasks::
 
     Thread 0x00007f18cd7286c0 (most recent call first):
       File "/usr/lib/python3.11/threading.py", line 331 in wait

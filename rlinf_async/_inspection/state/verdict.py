@@ -1,4 +1,4 @@
-"""The verdict on a run, in words: whether it is stuck, which processes cause this, what each participant awaits.
+"""The verdict on a run, in words: whether it is stuck, which processes are the cause, and what each participant awaits.
 
 Verdicts are tried in this order. Stuck runs: a circle of waits (deadlock); a wait that no live activity could end
 (nobody left); a stopped process that others wait for (stopped); a driver that sleeps on its event loop while nothing
@@ -80,8 +80,8 @@ def judge(report: RunReport, before: RunReport | None = None, asker: int = 0) ->
 
     Args:
         before: report on the same run, half a second earlier; without it, no run is called stuck.
-        asker: endpoint of a driver that requests the verdict. Although it is idle otherwise, it may still put, publish
-        or call, so its later actions are unknown. However, they cannot end a circle of other waits.
+        asker: endpoint of a driver that requests the verdict. Although the driver is otherwise idle, it may still put,
+            publish or call, so its later actions are unknown. However, they cannot end a circle of other waits.
     """
     working = _working(report, before)
     now = Needs(WaitGraph(report))
