@@ -24,7 +24,7 @@ _PARTNERS: Final = {
 
 
 def collective_wait(frames: Sequence[FrameType]) -> Wait | None:
-    """Return the wait for other ranks in a collective, without its age, or None. ``frames`` begin with the outermost."""
+    """Return the wait for other ranks in a collective, without its age, or None; ``frames`` start at the outermost."""
     c10d: Any = sys.modules.get(_MODULE)
     if c10d is None or not any(frame.f_globals.get("__name__") == _MODULE for frame in frames):
         return None
