@@ -62,7 +62,7 @@ class NodeClient:
         ready: work that is settled once the daemon has answered.
         events: listeners for daemons' events.
         direct_sockets: sockets created for this process by workers of its node.
-        receivers: maps each remaining kind of frame to its receiver.
+        receivers: maps each kind of frame that the client itself does not handle to its receiver.
         restarts: descriptions of the rank restarts in progress.
         unobserved: errors of this client's calls that have not been awaited.
         user_loop: ``loop`` if it is the user's; None if a thread of the framework runs it.
@@ -519,7 +519,7 @@ class NodeClient:
             self._direct_calls.ended(call)
 
     def _check_calls(self, facts: dict[str, Any]) -> None:
-        """Tell the daemon, which is about to list open calls, which of these calls have been answered."""
+        """Tell the daemon which of the calls that it is about to list as open have been answered."""
         open_on: dict[int, set[int]] = {}
         # Also count answers that are still in a worker's own socket, because the worker may have died in the meantime.
         for number in {number for number, _ in facts["calls"]}:

@@ -24,7 +24,7 @@ from rlinf_async._wire.direct_sockets import DirectSockets
 from rlinf_async._wire.unix import Connection
 
 REPORT_DELAY_S: Final = 0.002
-"""Seconds after which open calls, and calls answered since they were reported, are reported to the daemon."""
+"""Delay before calls that are still open, and answers to reported calls, are reported to the daemon."""
 
 MAX_TARGETS: Final = 8
 """Maximum number of ranks for a call over direct sockets; with more, the daemon's fan-out is cheaper for the caller."""

@@ -161,7 +161,7 @@ def _encode_otherwise(
 
 
 def _definition_among(holders: Iterable[tuple[Any, str]]) -> tuple[Any, str | None]:
-    """Return the innermost script function that contains the failing part, and its name, or None twice."""
+    """Return the innermost script function that contains the failing part, with its name; (None, None) if none does."""
     for part, step in holders:
         # The fault is in a global itself, not in the function that refers to it: when imported, the script may bind
         # that name to another object.
@@ -176,7 +176,7 @@ def decode(body: bytes | bytearray | memoryview) -> Any:
     """Return the value of a body; SerializationError if it is malformed or its value cannot be rebuilt here.
 
     A writable body is taken over for good: arrays and tensors of 64 KiB or more are views of it. Everything else is
-    copied, so that memory is read-only here only if it was read-only at the sender.
+    copied, so memory is read-only here only if it was read-only at the sender.
     """
     try:
         if body[0] == 0:

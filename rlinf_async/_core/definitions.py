@@ -58,7 +58,7 @@ def reduce_function(function: FunctionType, reduced: Reduced, with_annotations: 
 
 
 def _find_constants(function: FunctionType, constants: dict[str, Any], seen: set[FunctionType]) -> bool:
-    """Collect the code and globals of a function and its callees; False if it needs more than these to be compared."""
+    """Collect the code and constants that a function and its callees use; return False if they use anything else."""
     seen.add(function)
     if function.__closure__ or function.__dict__ or function.__kwdefaults__:
         return False

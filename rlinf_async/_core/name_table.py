@@ -318,7 +318,7 @@ class ChannelNames(NameTable[ChannelEntry]):
         return True
 
     def pin(self, number: int, key: bytes, node: int) -> int | None:
-        """Return a key's node (``node`` if the key is new), or None if the channel has ended without such items."""
+        """Return a key's node (``node`` if the key is new), or None if the channel has ended and has no such key."""
         entry = self.entries.get(number)
         if entry is None or not self._is_open(entry):
             return None if entry is None else entry.pins.get(key)

@@ -16,7 +16,7 @@ from rlinf_async._inspection.state.run_report import Target, TargetKind, Wait
 
 _MODULE: Final = "torch.distributed.distributed_c10d"
 
-# Maps each operation to its variables that hold the rank of the single partner, in the world and in the group.
+# Maps each operation to the variables that hold the rank of its only partner, in the world and in the group.
 _PARTNERS: Final = {
     **dict.fromkeys(("send", "send_object_list"), ("dst", "group_dst")),
     **dict.fromkeys(("recv", "recv_object_list"), ("src", "group_src")),

@@ -1,4 +1,4 @@
-"""The calls running in this process, for reports about it."""
+"""Records of the calls that are running in this process, for reports about the process."""
 
 from __future__ import annotations
 

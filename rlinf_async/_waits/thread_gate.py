@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 class Gate(Protocol):
-    """An object at which one thread waits, once."""
+    """An object at which a single thread waits, and only once."""
 
     def open(self) -> None:
         """End the wait, or make a later wait return immediately. Any thread may call this."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the gate is opened. Return False after ``seconds``."""
+        """Wait until the gate is opened. Return False if it is still closed after ``seconds``."""
 
 
 class LockGate:
@@ -149,8 +149,8 @@ def awaiting_loop() -> AbstractEventLoop | None:
 
     RLinf's rules let coroutines block.
     """
-    # Even under RLinf's rules, code that handles received frames must await, such as functions passed to `then` and a
-    # group's callbacks.
+    # Even under RLinf's rules, code that handles received frames, such as functions passed to `then` and a group's
+    # callbacks, must await.
     return running_loop() if not dialect.is_rlinf or _per_thread.reads else None
 
 

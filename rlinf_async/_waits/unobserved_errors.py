@@ -34,7 +34,7 @@ logger = own_logger(__name__)
 # Maximum number of errors kept per client; older errors have already been logged and counted by the launcher.
 MAX_ERRORS: Final = 1000
 
-# Maximum number of remembered causes that were observed; further errors with these causes may still arrive.
+# Maximum number of observed causes that are remembered, because further errors with these causes may still arrive.
 MAX_OBSERVED: Final = 1000
 
 MAX_LINES: Final = 16
@@ -248,7 +248,7 @@ _watches: dict[ErrorWatch, None] = {}
 
 @contextmanager
 def watched(end: Callable[[], None]) -> Iterator[ErrorWatch]:
-    """Context manager: calls ``end``, on any thread, once an error is due; the watch holds an error already due."""
+    """Context manager: calls ``end``, on any thread, once an error is due. The watch holds an error that is due."""
     watch = ErrorWatch(end)
     # Register the watch before looking for errors, so that an error that becomes due in between is seen at least once.
     _watches[watch] = None

@@ -43,7 +43,7 @@ _BEATS: Final = 10
 _SILENT_BEATS: Final = 3.5
 """Number of heartbeats without a message after which a connection to a reachable peer is replaced; TCP waits longer."""
 _PROBE_S: Final = 1.0
-"""Timeout for probing a silent peer. TCP would retry only after one second, when the next probe is sent instead."""
+"""Timeout for probing a silent peer. TCP would retry only after one second; by then, the next probe starts."""
 _BREAK_OFF_S: Final = 0.5
 _MAX_REASON_BYTES: Final = 1000
 _FIRST_PAUSE_S: Final = 0.1
@@ -138,7 +138,8 @@ class PeerLink:
     back until all three are set. An exception in a callback ends the link.
 
     Args:
-        lease: seconds without a message from the other side after which the link ends, or up to a tenth longer.
+        lease: seconds without a message from the other side after which the link ends; ending it may take up to a tenth
+            longer.
         address: listening address of the peer's daemon, empty if unknown. If it refuses connections, the daemon has
             exited.
         accepts: checks whether ``address`` accepts connections; returns None if there is no answer within the given
@@ -417,8 +418,8 @@ class PeerLink:
             raise LinkEnded(f"{why}; its daemon is gone: {self._address} refuses connections")
 
     async def suspend(self) -> Received:
-        """Stop the connection that the peer has replaced. Return the received counts for the peer, or raise
-        LinkEnded."""
+        """Stop the connection that the peer has replaced. Return the counts of received messages, to be sent to the
+        peer; raise LinkEnded if the link has ended."""
         if (wire := self._present) is not None:
             self._interrupt(Broken("the other side has made another connection"))
             # The counts must not change once the peer has them: a message counted afterwards would be sent again and

@@ -204,7 +204,7 @@ class Lifeline:
     async def stop(self, grace: float = 5.0, *, cut: float = _STOP_S) -> int | None:
         """Ask the far side to exit within ``grace`` seconds; then close its stdin, and kill it ``cut`` seconds later.
 
-        Never raise because the far side misbehaves. Return the exit code. Afterwards the lifeline is closed.
+        Return the exit code. A misbehaving far side causes no exception; the lifeline is closed afterwards.
         """
         end = self._loop.time() + grace
         with suppress(RLinfAsyncError):

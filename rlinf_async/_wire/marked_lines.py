@@ -1,4 +1,4 @@
-"""A parser for a subprocess's stdout, which mixes JSON objects, on lines that begin with a marker, with noise."""
+"""A parser for a subprocess's stdout, in which lines with a marker and a JSON object are mixed with noise."""
 
 from __future__ import annotations
 

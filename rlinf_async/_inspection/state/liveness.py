@@ -29,7 +29,7 @@ FAR_DEADLINE_S: Final = 60.0
 
 YOUNG_CHILD_S: Final = 60.0  # a younger child process may still be starting, even if it uses no CPU
 
-# Targets of waits that may be ended by work that is not visible as an activity: copying of data, C threads.
+# Targets of waits that may be ended by work that is not visible as an activity, such as data copies or C threads.
 _OF_WORK: Final = frozenset(
     (TargetKind.MESSAGE, TargetKind.QUEUE, TargetKind.COLLECTIVE, TargetKind.WEIGHTS, TargetKind.LOCAL)
 )

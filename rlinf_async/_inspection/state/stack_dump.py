@@ -40,7 +40,7 @@ _BLOCKING: Final = {"wait": "lock", "acquire": "lock", "join": "thread", "_wait_
 
 @dataclass(frozen=True)
 class DumpedThread:
-    """A thread in a dump, outermost frame first; named ``MainThread``, or by its system name or id."""
+    """A thread in a dump. The name is ``MainThread``, the system's name or the id; frames are outermost first."""
 
     ident: int
     name: str

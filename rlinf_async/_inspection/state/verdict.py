@@ -51,7 +51,7 @@ class Verdict:
     """A verdict in words.
 
     Attributes:
-        lines: all participants and the processes that wait for them; ranks in the same state share a line.
+        lines: lines about all participants and the processes that wait for them; ranks in the same state share one.
         advice: actions that would help.
         participants: endpoints of the processes in the headline.
         is_plain: True if all processes work normally, so that a terminal need only show the headline.
@@ -205,7 +205,7 @@ def _going_on(liveness: Liveness, working: Collection[int], before: RunReport | 
 
 
 def _blocked(liveness: Liveness, progress: Progress, working: Collection[int]) -> Verdict | None:
-    """Return the verdict on a driver that has slept on its event loop for long, while nothing else in the run moves.
+    """Return the verdict on a driver that has slept on its event loop for a long time while nothing else happens.
 
     A driver that computes, reads, or waits for a thread on its loop is not stuck: an evaluation may take any time.
     """

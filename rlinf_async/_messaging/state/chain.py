@@ -48,7 +48,7 @@ class Chain:
         return f"<Chain {', '.join(f'{source} -> {node}' for node, source in self._sources.items()) or 'of none'}>"
 
     def plan(self, nodes: Iterable[int], now: float) -> None:
-        """Begin a new distribution to these machines, in this order where neighbours can reach each other."""
+        """Begin a new distribution to these machines, in this order as far as neighbours can reach each other."""
         self._sources.clear()
         self._distrusted = {pair: until for pair, until in self._distrusted.items() if until > now}
         waiting = list(nodes)
@@ -93,7 +93,7 @@ class Chain:
     def leave(self, node: int) -> list[int]:
         """Remove a machine that has failed, or that restarts on its own.
 
-        Return the machines behind it, which restart; the first of them gets this machine's source.
+        Return the machines behind it, which restart; the first of them now receives from this machine's source.
         """
         behind = self.behind(node)
         source = self._sources.pop(node, None)
