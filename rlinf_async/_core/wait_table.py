@@ -43,8 +43,8 @@ class WaitTable:
     def count_warning(self, key: Hashable, place: Hashable | None, passed: int, last: int) -> bool:
         """Count a warning about a row, at its line of code (``place``). Return True if the warning is to be logged.
 
-        If waits at a place have ended after ``n`` warnings, waits there usually take this long, so the
-        first ``n`` warnings about later waits are not logged. The ``last`` warning is always logged.
+        If waits at a place have ended after ``n`` warnings, waits there usually take this long, so the first ``n``
+        warnings about later waits are not logged. The ``last`` warning is always logged.
         """
         self._said[key] = (passed, place)
         return passed > self._usual.get(place, 0) or passed >= last
