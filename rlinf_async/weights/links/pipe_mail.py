@@ -40,7 +40,7 @@ class PipeMail:
     All users of one end of a pipe in a process share the instance that ``of`` returns, which refers to the pipe weakly.
 
     Attributes:
-        notices: maps a model to its notice, if that was read while searching for another model's.
+        notices: maps a model to its notice, if the notice was read while looking for another model's.
     """
 
     _all: ClassVar[weakref.WeakKeyDictionary[Any, PipeMail]] = weakref.WeakKeyDictionary()

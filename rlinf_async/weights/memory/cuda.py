@@ -1,4 +1,4 @@
-"""``Cuda``: copies in separate streams, registers host memory, and shares device memory by IPC handles."""
+"""``Cuda``: copies in separate streams, registers host memory, and shares device memory through IPC handles."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Cuda:
         self._allocated: dict[int, tuple[bytes | None, torch.device]] = {}
         """Maps the address of each allocation to its exported handle, if any, and its device."""
         self._opened: dict[bytes, tuple[CudaMemory, int]] = {}
-        """Maps each handle to the opened memory and its number of users, as closing it affects the whole process."""
+        """Maps each handle to the opened memory and its number of users, because closing it affects the whole
+        process."""
 
     # -- devices of tensors ---------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Leaves of a slot in the sender's GPU memory, for receivers on that GPU; retired leaves are freed once unused."""
+"""The leaves of a slot in the sender's GPU memory, for receivers on that GPU; retired leaves are freed once unused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = own_logger(__name__)
 
 
 class DeviceLeaves:
-    """Leaves of one slot on a GPU, allocated and exported once.
+    """The leaves of one slot on a GPU, allocated and exported once.
 
     Attributes:
         memory, views: the whole memory, and the leaves in it.

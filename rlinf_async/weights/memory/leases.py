@@ -31,7 +31,7 @@ class Leased(NamedTuple):
 
 
 class Leases:
-    """Slots of one sender, mapped once, and unmapped once the sender no longer uses them.
+    """The slots of one sender, each mapped once, and unmapped when the sender no longer uses it.
 
     Attributes:
         manifest: manifest of the weights; None before the announcement.
@@ -154,7 +154,8 @@ class Leases:
         before, self._kept = self._kept, reader
         if before is None or before is reader:
             return
-        # Close a slot that other tensors still use, because the sender would write the next version over their values.
+        # Close a slot that other tensors still use, which keeps its lease: otherwise, the sender would overwrite their
+        # values with the next version.
         if before.is_looked_at():
             self._close(before)
         else:

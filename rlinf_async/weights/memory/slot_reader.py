@@ -159,8 +159,8 @@ class SlotReader(Slot):
     def leave(self) -> Pins:
         """Close the reader: release the lease, and close GPU memory.
 
-        If other tensors are mapped to the leaves, both are kept until the last such tensor is dropped, so that no later
-        version is written to their memory.
+        If other tensors are mapped to the leaves, the lease and the memory are kept until the last such tensor is
+        dropped, so that no later version is written to their memory.
 
         Returns:
             The finalizers of memory that was kept.
@@ -188,7 +188,7 @@ Pins: TypeAlias = "list[weakref.finalize[Any, Any]]"
 
 
 def _end_one(left: list[contextlib.ExitStack]) -> None:
-    """Record that one block of memory was freed; the last block's end releases the lease."""
+    """Record that one block of memory was freed; after the last block, release the lease."""
     ends = left.pop()
     if not left:
         ends.close()

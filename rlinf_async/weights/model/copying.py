@@ -66,8 +66,8 @@ Copy: TypeAlias = Callable[[Tensors, Tensors], None]
 def copy_tensors(targets: Tensors, sources: Tensors) -> None:
     """Copy each source to its target, converting dtype and device; complete on return.
 
-    Large copies use at least two threads, even if torch uses one, because readers wait for the weights, and on free
-    CPUs two threads take two thirds of one thread's time.
+    Large copies use at least two threads, even if torch uses one, because readers wait for the weights, and on idle
+    CPUs, two threads take two thirds of one thread's time.
 
     Raises:
         Exception: torch cannot copy one of the tensors; others may already have been copied.

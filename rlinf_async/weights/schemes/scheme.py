@@ -30,11 +30,11 @@ _BACKENDS: dict[str, str | type[WeightSyncScheme]] = {
     "rpc": "called",
     "distributed": "distributed_scheme",
 }
-"""Schemes by name; a string names the module in this package that registers the scheme."""
+"""Maps each name to its scheme, or to the name of the module in this package that registers the scheme."""
 
 
 class WeightSyncScheme(Configuration):
-    """Synchronisation of one model: a picklable configuration, with one end in each process.
+    """The synchronisation of one model: a picklable configuration, with one end in each process.
 
     ``init_on_sender`` and ``init_on_worker`` only record the other sides; the two sides meet in ``connect``, or at the
     first ``send`` and ``receive``. Both sides use the same scheme, or a pickled copy. In a coroutine, ``connect``,
@@ -183,7 +183,7 @@ class WeightSyncScheme(Configuration):
     def connect(self, *, weights: Any = None, timeout: float | None = 60.0) -> Any:
         """Connect to the other side; afterwards the workers have the trainer's weights.
 
-        The other side must connect, too; a worker may instead ``receive`` or ``serve``.
+        The other side must connect, too; a worker may ``receive`` or ``serve`` instead.
 
         Args:
             weights: at the sender: the workers' initial weights, version 1; by default the model's weights.
