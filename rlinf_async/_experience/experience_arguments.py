@@ -75,7 +75,7 @@ def _positive(value: Any, option: str, whose: str) -> float:
 
 
 class ExperienceArguments:
-    """Factory of one experience's requests, from the arguments of its methods."""
+    """A factory that creates one experience's requests from the arguments of its methods."""
 
     def __init__(self, name: str) -> None:
         self._name = name

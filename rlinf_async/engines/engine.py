@@ -56,7 +56,7 @@ class EngineSettings:
             keys and values computed with the old ones (``"keep"``), are completed first (``"wait"``), or start over
             (``"abort"``).
         stall_timeout: seconds without a token after which an engine with open requests is considered hung. Updates
-            count towards this time, the user's pauses do not. None for no limit.
+            count towards this time, but the user's pauses do not. None for no limit.
     """
 
     model: str
