@@ -271,8 +271,7 @@ class HttpEngine(VllmBacked):
 
 
 def command_line(options: Mapping[str, Any]) -> list[str]:
-    """Return options as command-line arguments: ``max_model_len=2`` becomes ``--max-model-len 2``, a dict becomes
-    JSON."""
+    """Return options as a command line: ``max_model_len=2`` becomes ``--max-model-len 2``, and a dict becomes JSON."""
     words: list[str] = []
     for name, value in options.items():
         flag = name.replace("_", "-")

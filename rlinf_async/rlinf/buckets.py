@@ -184,8 +184,7 @@ class IncomingBuckets:
 
 
 def _read(message: Any) -> tuple[Sending | None, int | None, int, int, dict[str, Any]]:
-    """Return a bucket's transmission and index (None if it has no mark), total (0 except in the first), version and
-    tensors.
+    """Return a bucket's transmission and index (None if unmarked), total (0 except in the first), version and tensors.
 
     Raises:
         WeightMismatch: the message is not a bucket.

@@ -1,5 +1,4 @@
-"""``ExperienceQueue``: an experience's queue in its daemon, with processes' numbered requests and the trainer's
-versions.
+"""``ExperienceQueue``: an experience's queue in its daemon, with numbered requests and the trainer's versions.
 
 To senders of frames, it is a channel's ``Queue``, which handles the order of requests, cancels, deaths and leases. Puts
 enter a ``SamplePool`` instead of a key's FIFO. Gets are takes of whole groups, or *wishes*, which wait until samples

@@ -93,8 +93,7 @@ class StoreMail:
     @property
     def _store(self) -> Any:
         """This object's own store client, which serves one caller at a time. It is created in this object's thread,
-        because torch resolves each address to which it connects, and a lost DNS reply costs the resolver's timeout of
-        five seconds."""
+        because torch resolves each address, and a lost DNS reply costs five seconds."""
         if self._own is None:
             self._own = self._shared.clone()
         return self._own

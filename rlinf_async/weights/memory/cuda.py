@@ -39,8 +39,7 @@ class Cuda:
         self._allocated: dict[int, tuple[bytes | None, torch.device]] = {}
         """Maps the address of each allocation to its exported handle, if any, and its device."""
         self._opened: dict[bytes, tuple[CudaMemory, int]] = {}
-        """Maps each handle to the opened memory and its number of users, because closing it affects the whole
-        process."""
+        """Maps each handle to the opened memory and its number of users; closing it affects the whole process."""
 
     # -- devices of tensors ---------------------------------------------------------------------------------------
 

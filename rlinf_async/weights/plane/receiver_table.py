@@ -66,11 +66,9 @@ class ReceiverTable:
         self._fill = fill
         self._verify = verify
         self._lacking: dict[ReceiverState, Any] = {}
-        """Maps each receiver that waits for ``filled`` or for the end of packing to the memory that it could not
-        open."""
+        """Maps each receiver that waits for ``filled`` or the end of packing to the memory that it could not open."""
         self._lock = threading.RLock()
-        """Lock that guards the table; also held while messages are sent, so that they are sent in the order of the
-        decisions."""
+        """Lock that guards the table; also held during sends, so that messages leave in the order of the decisions."""
         self._receivers: dict[Hashable, ReceiverState] = {}
         self._completed: list[int] = []
         """Completed versions not yet passed to ``complete``."""

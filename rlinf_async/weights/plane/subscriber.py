@@ -286,7 +286,7 @@ class Subscriber(Versioned):
             self.link.listen(self)
 
     async def _receive(self, timeout: float | None, enough: Callable[[], bool] = lambda: False, what: str = "") -> None:
-        """Process received messages; also return once ``enough`` is true, because another task may receive, too."""
+        """Process received messages; also return once ``enough`` is true, because another task may receive them."""
 
         def is_there() -> bool:
             return enough() or (not self._is_taking and bool(self._inbox or self._end or self._is_closed))
