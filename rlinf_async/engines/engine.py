@@ -283,7 +283,7 @@ def encode_prompt(tokenizer: Any, request: Request) -> list[int]:
         variables |= {"tools": list(request.tools) or None, "add_generation_prompt": True}
         try:
             found = tokenizer.apply_chat_template(list(prompt), return_dict=True, **variables)
-        except Exception as error:  # the template's own exception types, which a caller may be unable to unpickle
+        except Exception as error:  # it may have a type that a caller cannot unpickle
             raise ValueError(f"the model's chat template refuses the messages or tools: {error!r}") from None
         tokens = list(found["input_ids"])
     else:

@@ -221,7 +221,7 @@ class TransformersEngine(Engine):
             pass
 
     async def _start_sampling(self) -> None:
-        pass  # the next batch begins with ``_resumed``
+        pass  # the next batch begins once ``_resumed`` is set
 
     # -- facts --------------------------------------------------------------------------------------------------
 

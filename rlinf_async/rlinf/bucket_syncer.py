@@ -160,7 +160,7 @@ class BucketWeightSyncer(WeightSyncer):
 
 
 def _loads_its_own(model: Any) -> bool:
-    """Return True if the model's class overrides ``load_state_dict``, as some in RLinf do to rename tensors."""
+    """Return True if the model's class overrides ``load_state_dict``, as some classes in RLinf do to rename tensors."""
     return (
         isinstance(model, nn.Module)
         and not is_tensordict(model)

@@ -233,7 +233,7 @@ class WeightSyncer:
             call.found_sharded()  # before every check that may fail on this rank alone
 
     def _select(self, state_dict: Mapping[str, Any], names: Collection[str] | None) -> ParamTree:
-        """Return the tensors with those keys; raise WeightMismatch if a key is missing."""
+        """Return the tensors with the given keys; raise WeightMismatch if a key is missing."""
         tree = ParamTree.of(
             state_dict,
             lambda name, value: (

@@ -53,7 +53,7 @@ LOOP: Final = "loop"
 
 @dataclass(frozen=True)
 class Notice:
-    """Address of a waiting version, sent over a user's pipe instead of the weights.
+    """The address of a waiting version, sent over a user's pipe instead of the weights.
 
     Attributes:
         address: address of the sender's private socket.
@@ -66,7 +66,7 @@ class Notice:
     version: int
 
     def name_other(self, model_id: str) -> None:
-        """Tell the sender, for its timeout error, that a receiver with another id has read this notice."""
+        """Tell the sender that a receiver with another id has read this notice; its timeout error will say so."""
         with contextlib.suppress(OSError, RLinfAsyncError):
             sock, _ = _connect(self)
             with sock:
@@ -93,7 +93,7 @@ class SocketLink(WeightLink):
         self._sockets: _Sockets | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._sending = threading.Lock()
-        """Lock held while a message is sent, so that its parts are not interleaved with those of others."""
+        """Lock held while a message is sent, so that its parts are not interleaved with those of other messages."""
 
     @classmethod
     def invite(cls, name: str, label: str | None = None) -> SocketLink:
@@ -397,7 +397,7 @@ def _network() -> int:
 
 def _exit_status(handle: int | None) -> str:
     """Describe how a child of this process exited, without reaping it."""
-    with contextlib.suppress(OSError, ValueError):  # not a child of this process, or the signal has no name
+    with contextlib.suppress(OSError, ValueError):  # it is not a child of this process, or the signal has no name
         if handle is not None and (ended := os.waitid(os.P_PIDFD, handle, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
             exited = ended.si_code == os.CLD_EXITED
             return f": exit code {ended.si_status}" if exited else f": killed by {signal.Signals(ended.si_status).name}"

@@ -272,7 +272,7 @@ class StoreMail:
 
             store = _Meeting(self, self._key("at", self._generation), end)
             limit = min(_until(end), timedelta(seconds=_MAX_CONNECT_S))
-            # Gloo waits for a connection five times as long as its timeout, and the other side may just have exited.
+            # Gloo waits for a connection five times as long as its timeout, so pass a fifth of the limit.
             self._group = self._carrier = ProcessGroupGloo(store, self._side, 2, limit / 5)
             connection = _find_connection(store, self._side)
             with self._lock:
@@ -322,7 +322,7 @@ class StoreMail:
 
 
 class _Meeting(Store):
-    """Keys in the job's store by which Gloo's two ends find each other; ``interrupt`` ends a wait for them."""
+    """The keys in the job's store by which Gloo's two ends find each other; ``interrupt`` ends a wait for them."""
 
     def __init__(self, mail: StoreMail, prefix: str, end: float) -> None:
         super().__init__()

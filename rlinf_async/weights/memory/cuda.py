@@ -31,7 +31,7 @@ _cuda: Any = torch.cuda  # torch.cuda has few annotations
 
 
 class Cuda:
-    """Implementation of ``Gpus`` with CUDA."""
+    """The implementation of ``Gpus`` with CUDA."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}

@@ -51,7 +51,7 @@ _retiring: Final = threading.Lock()
 
 
 def retire(fd: int, leaves: DeviceLeaves) -> None:
-    """Free device leaves whose slot is no longer written, as soon as no other process has them open.
+    """Free device leaves whose slot is no longer written to, as soon as no other process has them open.
 
     CUDA does not define the effect of freeing memory that another process has open, so the memory is kept until no
     process has it open. Only the kernel knows this reliably, even if a process was killed, but waiting for the kernel's

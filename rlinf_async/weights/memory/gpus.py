@@ -26,7 +26,7 @@ class Gpus(Protocol):
     method is called.
 
     Raises, in all other methods:
-        RuntimeError: the driver refuses, or there is no memory left.
+        RuntimeError: the driver refuses the operation, or there is no memory left.
     """
 
     def places(self, tensors: Iterable[torch.Tensor]) -> set[torch.device]:

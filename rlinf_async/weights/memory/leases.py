@@ -88,7 +88,7 @@ class Leases:
         """Map a slot that contains the leaves, or open its leaves on the GPU; unmap slots that the sender no longer
         uses.
 
-        Memory that could not be opened is not tried again.
+        After a failure to open GPU memory, no other GPU memory is opened.
 
         Raises:
             TransferFailed: as for ``take``.

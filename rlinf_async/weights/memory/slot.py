@@ -206,8 +206,8 @@ class Slot:
         return self._head[HEADER_BYTES : HEADER_BYTES + nbytes]
 
     def close(self) -> None:
-        """Close the slot. It is unmapped immediately, which takes time if it is large, or when the last tensor in it is
-        dropped.
+        """Close the slot. It is unmapped immediately, or once the last tensor in it is dropped; this takes time if it
+        is large.
 
         Other processes can keep using it. Idempotent.
         """
@@ -331,7 +331,7 @@ class SlotWriter(Slot):
         self._set(places=self._header.places | IN_SLOT)
 
     def publish(self) -> None:
-        """Allow readers to apply the version, even a reader that was told of an earlier version in this slot."""
+        """Allow readers to apply the version, even a reader that was told about an earlier version in this slot."""
         self._set(places=self._header.places | PUBLISHED)
 
     def _set(self, **fields: Any) -> None:

@@ -32,7 +32,7 @@ logger = own_logger(__name__)
 
 
 class MemoryGone(TransferFailed):
-    """Failure to open another process's memory, which may already have been freed."""
+    """A failure to open another process's memory, which may already have been freed."""
 
 
 class SlotReader(Slot):
@@ -95,7 +95,7 @@ class SlotReader(Slot):
         """Keep the writer out until ``release``.
 
         Returns:
-            The header. If the slot holds no version or is being written, None; nothing is leased in that case.
+            The header. None if the slot holds no version or is being written; nothing is leased in that case.
 
         Raises:
             OSError: no file descriptor is free.

@@ -207,8 +207,8 @@ class Fit:
         """Check a version's values.
 
         Raises:
-            WeightMismatch: tensors that are tied in the destination would get different values; or a value is meant for
-            a tensor, or has no place.
+            WeightMismatch: tensors that are tied in the destination would get different values; or a value other than a
+            tensor has the key of a tensor, or has no place in the destination.
         """
         problems = [
             f"{_both(one, other)} are tied in the destination, and their values differ: tie them in the weights too, "

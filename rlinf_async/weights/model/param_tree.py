@@ -258,7 +258,7 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def why_without_values(tensor: torch.Tensor, where: str = "") -> str:
-    """Return why a tensor has no dense values to send or write, as text to follow its name; empty if it has some.
+    """Return why a tensor has no dense values to send or write, as text that follows its name; empty if it has some.
 
     Args:
         where: text for the side (``"in the weights"``) in comparisons; empty for a source of weights.

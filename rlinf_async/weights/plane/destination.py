@@ -156,7 +156,7 @@ class Destination:
             if self._mapped is not targets:
                 self._unmap(targets, lambda data: data)
             if self.device is not None:
-                self._gpus.settle(self.device)  # readers' kernels still use the former memory
+                self._gpus.settle(self.device)  # readers' kernels may still use the previous memory
             stand_in(targets, sources)
             self._mapped = targets
         else:

@@ -335,7 +335,7 @@ class Publisher:
         self._receivers.abandon(version)
 
     async def catch_up(self, worker_ids: Sequence[Hashable], timeout: float | None) -> dict[Hashable, Ack]:
-        """Return the outcome of the latest version at receivers added later; wait at most ``timeout`` seconds.
+        """Return the outcome of the latest version at receivers added after it; wait at most ``timeout`` seconds.
 
         Raises:
             ClosedError: the publisher was closed during the wait.

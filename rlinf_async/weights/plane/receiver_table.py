@@ -247,7 +247,7 @@ class ReceiverTable:
 
     def filled(self, store: Store, error: Exception | None) -> None:
         """Record that the latest version is in its slot, or that copying failed. If the version is not published yet,
-        ``greet`` asks again."""
+        ``greet`` requests the copy again."""
         with self._settling():
             latest = store.latest
             if latest is None or not self.is_published(latest):
@@ -486,7 +486,7 @@ class ReceiverTable:
             return self.ledger.finish(version)
 
     def ack_of(self, name: Hashable, version: int) -> Ack | None:
-        """Return the outcome of a published version at a receiver that was added later; None while unknown."""
+        """Return the outcome of a published version at a receiver that was added afterwards; None while unknown."""
         with self._lock:
             receiver, target = self._receivers.get(name), self.ledger.targets.get(name)
             if receiver is None or target is None:

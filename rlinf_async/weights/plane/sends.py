@@ -123,7 +123,7 @@ class Sends:
         )
 
     def tell_earlier(self) -> None:
-        """Raise an earlier version's failure, once; a late receiver does not count as a failure."""
+        """Raise the failure of an earlier version, but only once; a late receiver does not count as a failure."""
         for handle in list(self.untold):
             if not handle.done():
                 continue

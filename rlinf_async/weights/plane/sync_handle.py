@@ -27,7 +27,7 @@ class WeightsMessage(NamedTuple):
 
 
 class Delivery(Protocol):
-    """Delivery of a message to one receiver, or to several in one call."""
+    """The delivery of a message to one receiver, or to several in one call."""
 
     @property
     def names(self) -> Sequence[Hashable]:

@@ -157,7 +157,7 @@ class WeightReceiver(Versioned):
     async def _take(
         self, model_id: str | None, weights: Any, version: int | None, sender: Any = None, *, write: Write
     ) -> bool:
-        """Apply weights, and report the outcome to their sender; False if the model already had them."""
+        """Apply weights, and report the outcome to their sender. Return False if the model already had them."""
         try:
             if self._model_id not in (None, model_id):
                 raise ValueError(f"weights of '{model_id}' have come to the receiver of '{self._model_id}'")
@@ -187,8 +187,8 @@ class WeightReceiver(Versioned):
         Args:
             weights: the weights; or a notice that a sender has put into a pipe. In that case, the call returns once the
             notice's version, or a later one, has been applied.
-            version: version of the weights, if they arrive only by calls; a repeated version is acknowledged but not
-            applied. The default is one more than the last, but if a sender on a link counts versions, the number
+            version: version of the weights, if they arrive only through calls; a repeated version is acknowledged but
+            not applied. The default is one more than the last, but if a sender on a link counts versions, the number
             stays the same.
 
         Raises:

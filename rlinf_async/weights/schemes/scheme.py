@@ -269,8 +269,8 @@ def register_weight_sync_backend(name: str) -> Callable[[S], S]:
 
 
 def from_either(context: Any, kwargs: dict[str, Any], *names: str) -> Any:
-    """Return the first of these attributes of the context or, without a context, of these arguments; None if there is
-    none."""
+    """Return the first of the named attributes of the context or, without a context, of the named arguments; None if
+    there is none."""
     for name in names:
         found = kwargs.get(name) if context is None else getattr(context, name, None)
         if found is not None:

@@ -25,7 +25,7 @@ _NONE: Final = object()
 class CallTransport:
     """The base class of transports that call a method; at most one call may be open.
 
-    The worker's exception is raised here as itself, and its death as ``WorkerDied``. If the worker's method has a
+    The worker's exception is raised here unchanged, and its death raises ``WorkerDied``. If the worker's method has a
     parameter ``version``, it receives the version of the weights.
 
     Args:

@@ -156,7 +156,7 @@ class MPTransport(LinkTransport):
             self._look()
 
     def announce(self, version: int) -> None:
-        """Put a notice into the pipe, unless it contains an unread notice or the receiver waits on the link."""
+        """Put a notice into the pipe, unless the pipe contains an unread notice or the receiver waits on the link."""
         link = self._link
         if link is None or link.error is not None or link.mode == OWN:
             return

@@ -72,7 +72,7 @@ class SyncAdapter:
             return blocking.runner.run(coroutine, context=contextvars.copy_context())
 
     def release(self) -> None:
-        """Close the loop for blocking calls, unless a call is running on it or about to."""
+        """Close the loop for blocking calls, unless a call is running on it or is about to."""
         blocking = self._blocking
         if blocking.lock.acquire(blocking=False):
             try:
