@@ -28,7 +28,7 @@ TWO = NodePlacementStrategy([0, 0])
 BOTH_NODES = NodePlacementStrategy([0, 0, 1, 1])
 BY_PID = "import os; PID = os.getpid()"
 MODULES = {
-    "pre_good": f"{BY_PID}; os.environ['PRE_GOOD'] = 'set by the import'; FOLDER = os.getcwd()",
+    "pre_good": f"{BY_PID}; os.environ['PRE_GOOD'] = 'set by the import'; FOLDER = os.getcwd(); print('hello', PID)",
     "pre_edited": BY_PID,
     "pre_thread": f"{BY_PID}; import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
     "pre_hangs": f"{BY_PID}; import time; 'RANK' in os.environ or time.sleep(600)",
@@ -81,6 +81,8 @@ def test_ranks_of_a_node_share_an_import_and_so_do_restarts_and_later_launches(c
         assert importers[0] == importers[1] != importers[2] == importers[3], "one import per node"
         assert not set(importers) & {pid for _, pid, _ in told}
         assert group.variable("PRE_GOOD").wait() == ["set by the import"] * 4
+        lines = [log.read_text().splitlines() for log in Path(cluster.log_dir).glob("template_*_[!0]*.log")]
+        assert all([f"hello {importer}"] in lines for importer in importers), "not in the plain template's log"
         dying = group[1].die()
         with pytest.raises(Exception, match="exited with code 5"):
             dying.wait()

@@ -147,7 +147,6 @@ def test_the_death_of_a_profiled_worker_is_told_as_it_was(
     group.close()
 
 
-@pytest.mark.slow
 def test_rocprof_runs_the_worker(cluster: Cluster, tools: dict[str, str], tmp_path: Path) -> None:
     config = RocprofSysConfig(worker_groups="all", output_dir=str(tmp_path / "r"), env={"ROCPROFSYS_MODE": "sampling"})
     group = Talker.create_group().launch(cluster, placement=ONE, name="rocm", profiling=config, env=tools)

@@ -6,6 +6,7 @@ import inspect
 import os
 import re
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 
 from rlinf_async import Cluster, NodePlacementStrategy, PackedPlacementStrategy, Worker, WorkerDied, WorkerGroup
+from rlinf_async._core import operations
+from rlinf_async._worker import context
 from tests._support.exchanges import Talker
 from tests._support.workers import Plain
 
@@ -233,3 +236,12 @@ def test_a_worker_that_catches_system_failures_shows_its_stacks_when_a_signal_en
         group.die([0], "SIGTERM").wait()
     assert ("in die" in str(caught.value)) == shown
     group.close()
+
+
+def stderr_after_a_childs_output(worker: Worker) -> list[str]:
+    subprocess.run(["sh", "-c", "echo from a child >&2"], check=True)
+    return context.require_client().request(operations.ReadStderr(), what="stderr").wait()
+
+
+def test_a_worker_reads_what_its_children_wrote_to_stderr(actor: Any) -> None:
+    assert [lines[-1] for lines in actor.do(stderr_after_a_childs_output).wait()] == ["from a child"] * 4

@@ -215,6 +215,7 @@ class DaemonService:
         on(operations.ReadRunFile, self.operators.read_run_file)
         on(operations.ServeMetrics, self.run_metrics.serve_metrics)
         on(operations.ScrapeNode, self.node_metrics.node_metrics)
+        on(operations.ReadStderr, self.read_stderr)
         on(operations.ReportError, self.report_error)
         on(operations.WithdrawError, self.withdraw_error)
         on(operations.OpenTrace, self.traces.open_trace)
@@ -381,6 +382,10 @@ class DaemonService:
         run_all(f"node {node}", (functools.partial(part, node) for part in parts))
 
     # -- errors not awaited by the script ------------------------------------------------------------------------
+
+    async def read_stderr(self, requester: Requester, op: operations.ReadStderr) -> list[str]:
+        process = self.router.endpoints[frames.number_of(requester.endpoint)].process
+        return [] if process is None else process.stderr_tail()
 
     async def report_error(self, requester: Requester, op: operations.ReportError) -> None:
         if len(self.unobserved) < _MAX_UNOBSERVED_ERRORS:

@@ -16,8 +16,8 @@ from rlinf_async._core.printable import printable
 MAX_LINE_BYTES: Final = 8192
 _MAX_REPORTED_LINE_CHARS: Final = 400
 MAX_LAST_READS: Final = 32
-"""Limit on reads from a dead worker's pipe. The first reads return the worker's own output (a pipe holds 64 KiB, or 1
-MiB if enlarged), and a descendant that writes endlessly must not block the node."""
+"""Limit on reads that empty a worker's pipe. The first reads return the worker's own output (a pipe holds 64 KiB, or
+1 MiB if enlarged), and a descendant that writes endlessly must not block the node."""
 
 
 class WorkerOutput:
@@ -49,7 +49,9 @@ class WorkerOutput:
         loop.add_reader(fd, self._readable)
 
     def last_lines(self) -> list[str]:
-        """Return the last lines, including an unfinished line."""
+        """Return the last lines, including an unfinished line and output that waits in the pipe."""
+        if self._open:
+            self._drain()
         rest = _text(self._rest).strip()
         return [_cut(line, _MAX_REPORTED_LINE_CHARS) for line in (*self._last, rest) if line]
 
@@ -81,6 +83,11 @@ class WorkerOutput:
             self._on_lines([f"… from here on lines are missing in {self._log}: {self.log_error}"])
         return True
 
+    def _drain(self) -> None:
+        for _ in range(MAX_LAST_READS):  # a descendant may keep writing
+            if not self._read():
+                break
+
     def _open_log(self) -> None:
         try:
             self._log.parent.mkdir(parents=True, exist_ok=True)
@@ -104,13 +111,11 @@ class WorkerOutput:
         return complete and bool(view)
 
     def close(self) -> None:
-        """Read the remaining output, up to a limit because a descendant may keep writing; close the pipe and log."""
+        """Read the remaining output, and close the pipe and log."""
         if not self._open:
             return
         self._open = False
-        for _ in range(MAX_LAST_READS):
-            if not self._read():
-                break
+        self._drain()
         if self._rest.strip() and self._on_lines is not None:
             self._on_lines([_text(self._rest)])
         self._loop.remove_reader(self._fd)

@@ -79,6 +79,7 @@ ANSWER frame, immediately or later. A star marks an operation that keeps somethi
     EndRun              by                                          bool            an operator
     ServeMetrics        address                                     str             a driver, to node 0: host:port
     ScrapeNode                                                      dict[str, Any]  node 0, to every daemon, per scrape
+    ReadStderr                                                      list[str]       a rank: the last lines in its log
     ReportError         key text                                    None            an error that no code has awaited
     WithdrawError       key                                         None            the same error, once awaited
     -- the trace; home is the daemon that writes it
@@ -218,6 +219,7 @@ class ReadRunFile(Operation[bytes]): path: str; offset: int; nbytes: int
 class EndRun(Operation[bool]): by: str
 class ServeMetrics(Operation[str]): address: str
 class ScrapeNode(Operation[dict[str, Any]]): pass
+class ReadStderr(Operation[list[str]]): pass
 class ReportError(Operation[None]): key: str; text: str
 class WithdrawError(Operation[None]): key: str
 

@@ -7,7 +7,9 @@ import dataclasses
 import gc
 from collections.abc import AsyncIterator, Sequence
 
+from rlinf_async._core import operations
 from rlinf_async._group.idempotent import idempotent
+from rlinf_async._worker import context
 from rlinf_async.engines.engine import EngineSettings, check_model, encode_prompt, engine_class
 from rlinf_async.engines.generation import Chunk, Request
 from rlinf_async.errors import ConfigError
@@ -30,7 +32,13 @@ class EngineWorker(Worker):
             )
         check_model(settings.model)
         self._settings = settings
-        self._engine = implementation(settings, self._worker_name)
+        try:
+            self._engine = implementation(settings, self._worker_name)
+        except RuntimeError as error:
+            # An engine says merely that one of its processes has ended; the process wrote the cause to stderr.
+            request = context.require_client().request(operations.ReadStderr(), what="what the engine wrote to stderr")
+            lines = [f"    | {line}" for line in request.wait()]
+            raise RuntimeError("\n".join([str(error), "  last words", *lines])) from error
         # A full collection would visit every object of the engine's libraries; with vLLM, it would delay tokens by 0.3
         # s.
         gc.collect()

@@ -203,6 +203,17 @@ async def test_a_call_follows_those_that_a_broken_socket_still_owes() -> None:
     assert calls.open(3, [7], "note") == ([], [0])
 
 
+async def test_an_ended_call_frees_its_signalled_workers_only() -> None:
+    way, open_calls = Way(), {1: object(), 2: object()}
+    way.is_closed = False
+    calls = direct_calls.DirectCalls(Table(way), open_calls, threading.RLock(), print, lambda *later: None)  # type: ignore[arg-type]
+    calls.note_signal(1, [7])
+    calls.note_signal(2, [8])
+    del open_calls[1]
+    calls.ended(1)
+    assert calls.open(3, [7, 8], "note") == ([(0, way)], [1])
+
+
 async def test_a_call_without_descriptors_for_all_its_ranks_reaches_none(
     pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -400,6 +400,23 @@ def test_the_loss_of_a_node_fails_what_is_open_with_its_workers(network: Network
     assert lost.value.returns == ("b" in supervised)
 
 
+@pytest.mark.parametrize("error", [NodeLost("node 1 is lost"), ClosedError("the cluster is closed")], ids=repr)
+def test_a_watch_that_fails_fails_what_is_open_with_the_peer(
+    network: Network, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    answer = network.answer
+
+    def refuse_watch(work: Any, operation: operations.Operation[Any]) -> None:
+        if isinstance(operation, operations.Watch):
+            work._settle(error=error)
+        else:
+            answer(work, operation)
+
+    monkeypatch.setattr(network, "answer", refuse_watch)
+    with pytest.raises(type(error), match=str(error)):
+        network.a.recv("b", 0, None, 5).wait()
+
+
 def test_after_the_end_the_name_is_looked_up_anew(network: Network) -> None:
     send(network, 1)
     network.client("a").announce("ended", {"endpoint": network.endpoints["b"], "report": None})

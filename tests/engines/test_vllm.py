@@ -247,3 +247,9 @@ async def test_a_tensor_parallel_engine_loads_shards_of_one_version_and_survives
             print(f"tensor-parallel worker: told after {time.monotonic() - begun:.2f} s: {death.verdict}")
             assert str(workers[1].pid) in death.verdict
             assert {len(each.tokens) for each in await sampling} == {100}
+
+
+async def test_an_engine_that_cannot_start_says_the_cause(setup: Setup, model: str) -> None:
+    group = EngineGroup("vllm", model=model, **OPTIONS | {"kv_cache_memory_bytes": 1000})
+    with pytest.raises(RuntimeError, match=r"(?s)initialization failed.*\| ValueError: No available memory"):
+        await group.launch(setup.cluster, NodePlacementStrategy([0]), name="cannot_start")

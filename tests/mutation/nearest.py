@@ -98,6 +98,7 @@ NEAREST: Final = {
     "rlinf_async/_wire/reading/idle_reader.py": "tests/_wire/reading tests/_wire/test_breaks.py",
     "launcher/daemon": "tests/launcher/daemon/test_daemon_faults.py tests/test_cluster.py",
     "launcher/daemon/wait_descriptions.py": "tests/_inspection/test_activities_of_workers.py",
+    "launcher/daemon/__main__.py": "tests/launcher/daemon/test_run_logs.py tests/test_cluster.py",
     "launcher/daemon/boot.py": "tests/launcher/test_job.py",
     "launcher/daemon/call_check.py": "tests/test_open_calls.py",
     "launcher/daemon/channel_replies.py": "tests/launcher/daemon/test_channels.py tests/channel/test_closing.py",
@@ -120,6 +121,7 @@ NEAREST: Final = {
     "launcher/daemon/node.py": "tests/launcher/daemon/test_messages.py tests/test_bad_frames.py"
     " tests/launcher/test_port_range.py",
     "launcher/daemon/node_link.py": "tests/launcher/daemon/test_membership.py tests/_wire/test_link_healing.py",
+    "launcher/daemon/node_metrics.py": "tests/experience/test_experiences.py",
     "launcher/daemon/operator_requests.py": "tests/launcher/control/test_attachment.py",
     "launcher/daemon/ports.py": "tests/launcher/test_port_range.py",
     "launcher/daemon/preloads.py": "tests/launcher/daemon/test_templates.py tests/test_preload.py",

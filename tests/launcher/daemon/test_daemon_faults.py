@@ -244,6 +244,15 @@ async def test_a_line_that_is_cut_says_so(tmp_path: Path) -> None:
     assert out.last_lines()[0].endswith("more characters, see the log]")
 
 
+async def test_the_last_lines_include_output_that_waits_in_the_pipe(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    out = WorkerOutput(asyncio.get_running_loop(), read, tmp_path / "log", None)
+    os.write(write, b"first\nunfinished")
+    assert out.last_lines() == ["first", "unfinished"]
+    os.close(write)
+    out.close()
+
+
 # -- templates --------------------------------------------------------------------------------------------------------
 
 

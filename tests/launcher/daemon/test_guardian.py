@@ -43,6 +43,17 @@ def test_a_cut_lifeline_also_ends_a_hanging_daemon(daemon: str, code: int) -> No
             process.kill()
 
 
+def test_without_a_configuration_the_prepared_folder_is_removed(tmp_path: Path) -> None:
+    prepared = tmp_path / "prepared"
+    prepared.mkdir()
+    program = "import sys; from rlinf_launcher.daemon import guardian; guardian.read_first_line(sys.argv[1])"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, prepared], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert "stdin ended before the first line" in ended.stderr
+    assert not prepared.exists()
+
+
 SILENT = """
 import os, signal, sys
 from rlinf_launcher.daemon import guardian

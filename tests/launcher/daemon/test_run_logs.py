@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_async import Cluster, NodePlacementStrategy
+from rlinf_async import Cluster, NodePlacementStrategy, settings
 from rlinf_launcher.daemon import run_logs
 from rlinf_launcher.daemon.run_logs import RunLogs
 from tests._support.workers import Plain
@@ -167,3 +167,14 @@ def test_a_run_beside_a_planted_directory_says_so_once(
     assert caplog.text.count("is a link") == 1
     assert not list((tmp_path / "elsewhere").iterdir())
     assert run_logs.LATEST in os.listdir(log.parents[2])
+
+
+def test_a_daemon_prunes_logs_of_runs_that_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv(settings.KEPT_RUNS.variable, "1")
+    monkeypatch.setattr("tempfile.tempdir", None)
+    log_dirs = []
+    for _ in range(2):
+        with Cluster() as cluster:
+            log_dirs.append(Path(cluster.log_dir))
+    assert [path.exists() for path in log_dirs] == [False, True]
