@@ -327,7 +327,7 @@ class SlotWriter(Slot):
         self._set(sequence=sequence, version=version, extra=len(extra), places=places)
 
     def filled(self) -> None:
-        """Record that GPU leaves are now also in the slot; readers continue."""
+        """Record that GPU leaves are now also in the slot; readers are not interrupted."""
         self._set(places=self._header.places | IN_SLOT)
 
     def publish(self) -> None:

@@ -1,7 +1,7 @@
 """The exact binary difference between two versions of packed weights, in as few bytes as possible.
 
 Both regions have the manifest's layout. They are compared as integers, in *pieces*: a leaf, part of a large leaf, or
-neighbouring small leaves of one element size. Each piece takes the smallest of these forms:
+neighbouring small leaves with the same element size. Each piece takes the smallest of these forms:
 
     same      nothing
     gaps      for each changed element, 16 bits that count the skipped elements before it; then the new values
