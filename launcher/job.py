@@ -42,7 +42,7 @@ _OWN_REPORT_S: Final = 0.5  # limit for a lost node's own lifeline to explain a 
 _CUT_TIMEOUT_S: Final = 1.5  # limit for processes that need no clean shutdown or must not have one
 _BUNDLE_TIMEOUT_S: Final = 3.0
 _VERDICT_TIMEOUT_S: Final = 8.0
-"""Limit for the bundle of a run that may be stuck: processes are asked twice, and silent ones take a second each."""
+"""Limit for the bundle of a run that may be stuck: processes are asked twice, and each silent one takes a second."""
 
 
 def fresh_run_id() -> str:
@@ -145,9 +145,9 @@ class Job:
             await self._driver.close()
 
     async def keep_bundle(self, *, wants_verdict: bool = False) -> None:
-        """Write everything known about the run into one file beside its logs, and report its path; takes seconds.
+        """Write everything known about the run into one file beside its logs, and report its path; this takes seconds.
 
-        Live nodes are asked; the bundle of an ended run contains this machine's files only.
+        Live nodes are queried; the bundle of a run that has ended contains this machine's files only.
         """
         from .control.run_bundle import keep_bundle  # imported late, because a successful run does not need a bundle
         from .control.snapshot_taking import VERDICT
@@ -360,7 +360,7 @@ class Job:
     async def _on_loss_reported(self, reporter: int, reported: int, reason: str) -> None:
         """Report the loss of a node, or of a link if it is unknown which side is lost."""
         # A node that was cut off, or stopped for a while, believes that all others are lost.  So only the script's own
-        # node and the lost node's lifeline are trusted; other nodes' reports name the link only.
+        # node and the lost node's lifeline are trusted; any other node's report is shown as the loss of a link.
         is_own_word = reporter == self._here["node"]
         if is_own_word:  # record it now, because the script may end before the loss is reported
             self._lost.add(reported)
@@ -374,7 +374,7 @@ class Job:
 
     def _count_own_loss(self, rank: int, error: LaunchError) -> None:
         """Count a failure of the script's own node, but not a clean exit (code 0) or a kill by this side (a signal)."""
-        # That daemon kept the failures that the script did not notice, so they are lost with it.
+        # That daemon held the failures that the script did not notice, so they are lost with it.
         if self._driver is not None and rank == self._here["node"] and (self._lifelines[rank].exit_code or 0) > 0:
             self.unobserved.append(f"the script's own node, {self._nodes[rank].name}, was lost: {error}")
 
@@ -445,7 +445,7 @@ def script_command(options: Options) -> list[str]:
 
 
 def script_is_missing(options: Options) -> bool:
-    """True if the script does not exist; Python then reports the error before any node starts."""
+    """True if the script does not exist, in which case Python reports the error before any node starts."""
     is_file = options.script is not None and not options.module
     return is_file and not os.path.exists(options.script or "")  # noqa: PTH110  # Path.exists may raise
 

@@ -16,12 +16,12 @@ class Options:
         script, args: the script (or module, with ``module``) and its arguments.
         hosts: ``--hosts`` as given; `rlinf_launcher.cli.allocation.find_hosts` reads ``$RLINF_HOSTS``.
         sync: absolute path of the folder to ship.
-        env: ``-e`` settings in order; None as a value takes it from the user's environment.
+        env: ``-e`` settings in order; a value of None is taken from the user's environment.
         prologue: shell commands to run on every host before its node.
         launcher: ``"ssh"``, ``"srun"``, or ``"auto"`` to choose between them.
         port_range: first and last port to listen on.
         start_timeout: seconds; None waits forever.
-        pdb: a rank whose method raises waits for a debugger.
+        pdb: True if a rank whose method raises waits for a debugger.
         timeout: seconds for the whole run; None for no limit.
         tee: ``"all"``, ``"none"``, or comma-separated ranks: ``"0,3"``.
         verbosity: -1 quiet, 0, 1, 2.

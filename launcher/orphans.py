@@ -1,4 +1,4 @@
-"""``Orphans``: adopts the processes that the user's script leaves, recognises them by the run's id, and kills them."""
+"""``Orphans``: adopts processes that the user's script leaves behind, and kills them when the run ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TRACKERS_S: Final = 3.0
 
 
 class Orphans:
-    """Subreaper that adopts processes that the script leaves, in any session, and kills them at the end of the run.
+    """Subreaper that adopts processes left behind by the script, in any session, and kills them when the run ends.
 
     It kills processes with the run's id in their environment, and processes that have overwritten their environment, as
     setproctitle does.  Children that the launcher already had are not touched.
@@ -32,7 +32,7 @@ class Orphans:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def end(self) -> None:
-        """Kill and reap the orphans, and the orphans that those leave; trackers of shared memory come last."""
+        """Kill and reap the orphans, including those of killed orphans; trackers of shared memory come last."""
         while found := list(self._find()):
             workers = [pid for pid in found if not _is_tracker(pid)]
             if not workers:

@@ -1,7 +1,7 @@
 """Progress output of ``rlinf-launch`` on stderr as a live table, plain lines or JSON; text tables for other output.
 
-A terminal gets one live table that collapses into one line; other outputs get one line per change, without colours;
-with ``--json`` one JSON object per line.  ``--quiet`` leaves only errors, but JSON still reports the exit code and a
+A terminal gets one live table that collapses into one line; other outputs get one line per change, without colours, or
+with ``--json`` one JSON object per change.  ``--quiet`` leaves only errors, but JSON still reports the exit code and a
 failed run's bundle.
 """
 
@@ -155,7 +155,7 @@ class JsonReport(Report):
 
 
 class LiveReport(Report):
-    """Report as a table, redrawn at every change without a thread, and finally replaced by one line."""
+    """Report as a table that is redrawn at every change, without a thread, and finally replaced by one line."""
 
     def __init__(self, stream: TextIO | None = None, verbosity: int = 0) -> None:
         super().__init__(stream, verbosity)

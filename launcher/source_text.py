@@ -73,6 +73,6 @@ def lines(text: str, source: str) -> Iterator[SourceSpan]:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'slots'?"`` if a known word is similar, else an empty text."""
+    """Return ``"; did you mean 'slots'?"`` if a known word is similar, else an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -108,6 +108,7 @@ async def serve(worker: Router, channel: Channel) -> int:
             rows = await work
         except asyncio.CancelledError:
             return served
+        assert len(rows) == 2, "one shard"
         served += len(rows)
         await asyncio.sleep(0.001 * worker._rank)
         await worker.send_to("env", channel, rows * 2, tag="step", decoupled_mode=True)

@@ -1,4 +1,4 @@
-"""Hosts of a run, from ``--hosts``, ``$RLINF_HOSTS``, Slurm, PBS, LSF or MPI, and how the launcher reaches them."""
+"""Discovery of a run's hosts from ``--hosts``, ``$RLINF_HOSTS``, Slurm, PBS, LSF or MPI, and how to reach them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def find_hosts(
     """Return the hosts of this run, and a description of their source.
 
     The first source that is set wins: ``--hosts`` (a file, ``-``, or a list), ``$RLINF_HOSTS`` (the same), the
-    allocation of Slurm, PBS or LSF, the hosts file of an MPI operator, ``/job/hostfile`` (the description then says how
-    to ignore it), this machine.  An empty variable counts as unset.  Raises ConfigError for an invalid source.
+    allocation of Slurm, PBS or LSF, the hosts file of an MPI operator, ``/job/hostfile`` (whose description says how to
+    ignore it), this machine.  An empty variable counts as unset.  Raises ConfigError for an invalid source.
     """
     if argument is not None:
         return read_hosts(argument, stdin, "--hosts", allow_duplicates), f"--hosts {argument}"
@@ -47,7 +47,7 @@ def find_hosts(
 
 
 def with_launcher(hosts: tuple[Host, ...], launcher: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
-    """Return the hosts, adding its place in this Slurm job to each that the launcher reaches with srun.
+    """Return the hosts; each host that the launcher reaches with srun gets its place in this Slurm job.
 
     ``"auto"`` chooses srun if all hosts are nodes of the current job and srun is installed.  Raises ConfigError if
     ``"srun"`` cannot reach a host, or if every task of a step would start the same run.

@@ -1,4 +1,4 @@
-"""Entry point of ``rlinf-ctl``, with which an operator commands this user's runs: dispatch, exit codes and errors.
+"""Entry point of ``rlinf-ctl``, the operator's tool for this user's runs: dispatch, exit codes and errors.
 
 Exit codes: 0 for success; 1 if the run is stuck (``stuck``) or the command failed; 2 for wrong usage; 3 if there is no
 such run, group or rank, or no daemon of the run answers; 130 after Ctrl-C.
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     try:
         if (passed_on := _launcher_words(words)) is not None:
-            from .main import main as launch  # imported only for launches, because it loads most of rlinf-ctl
+            from .main import main as launch  # imported only when needed, because it loads most of the launcher
 
             return launch(passed_on)
         return _run(parser().parse_args(words))

@@ -1,4 +1,4 @@
-"""Readers of the values of flags and environment variables; each error states the place, the value and the fix."""
+"""Parsers for the values of flags and environment variables; each error states the source, the value and the fix."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NO: Final = ("0", "false", "no", "off")
 
 @dataclass(frozen=True)
 class FlagValue:
-    """A raw value of a flag, and its origin, such as ``--nnodes`` or ``$RLINF_NNODES``."""
+    """A flag's raw value and its origin, such as ``--nnodes`` or ``$RLINF_NNODES``."""
 
     text: str
     where: str
@@ -118,7 +118,7 @@ def folder(value: FlagValue) -> Path:
 
 
 def _project(value: FlagValue) -> Path:
-    """Return the nearest project folder, from this folder upwards and below the home folder; else this folder."""
+    """Return the nearest project folder, from this folder upwards but below the home folder; else this folder."""
     folder = Path.cwd().resolve()
     too_large = {Path("/"), Path(os.environ.get("HOME", "/")).resolve()}
     if folder in too_large:

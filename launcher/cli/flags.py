@@ -1,4 +1,4 @@
-"""The table of ``rlinf-launch``'s flags, from which ``--help`` is made, and hints on other launchers' flags."""
+"""The table of ``rlinf-launch``'s flags, from which ``--help`` is generated, and hints about other launchers' flags."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .flag_values import FlagValue
 class Flag:
     """One flag: its spellings and help, and ``read``, which converts a value into the field of ``Options``.
 
-    ``metavar`` is empty for a flag without a value.  ``has_twin``: the variable ``RLINF_<NAME>`` sets it, too; for a
-    flag that ``repeats`` the variable holds several words, quoted as in a shell.
+    ``metavar`` is empty for a flag without a value.  If ``has_twin`` is True, the environment variable ``RLINF_<NAME>``
+    also sets the flag; if the flag ``repeats``, the variable holds several words, quoted as in a shell.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Flag:
     read: Callable[[FlagValue], Any] = values.text
 
     def read_all(self, given: Sequence[FlagValue]) -> Any:
-        """Return all values of a repeated flag, else the last value, True or a count; ``--flag=no`` cancels both."""
+        """Return all values if the flag repeats, else the last; a flag without values gives a bool or a count."""
         if not self.metavar:
             total = 0
             for value in given:

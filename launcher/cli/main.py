@@ -50,11 +50,11 @@ _MAX_UNNOTICED_LINES: Final = 20
 
 def main(argv: Sequence[str] | None = None) -> int:
     surroundings.open_standard_descriptors()
-    # This process inherits an ignored SIGCHLD from some supervisors, and would then lose the script's exit code.
+    # Some supervisors start their children with SIGCHLD ignored, in which case the script's exit code would be lost.
     # tests/test_environments.py
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     words = sys.argv[1:] if argv is None else list(argv)
-    as_json = "--json" in words  # decides the format of errors before the words are parsed
+    as_json = "--json" in words  # the format of errors until the arguments are parsed
     try:
         options = parse(words, os.environ)
         as_json = options.json
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _preview(nodes, source, options, variables)
     except ConfigError as error:
         return _refuse(str(error), as_json=as_json)
-    # The terminal writes in a thread, so that a stderr that nobody reads cannot block handling of signals and losses.
+    # The terminal writes in a thread, so that an unread stderr cannot block the handling of signals and lost nodes.
     terminal = Terminal()
     frame = ('{"event": "note", "text": "', '"}') if options.json else ("rlinf-launch: ", "")
     stream: Any = TerminalStream(terminal, sys.stderr, *frame)
@@ -266,7 +266,7 @@ def _signals(job: Job, report: Report) -> Iterator[None]:
 
 def _ending_signals() -> list[signal.Signals]:
     numbers = [signal.SIGINT, signal.SIGTERM]
-    # nohup sets SIGHUP to SIG_IGN, and the run must then survive a hangup.
+    # nohup sets SIGHUP to SIG_IGN, in which case the run must survive a hangup.
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
     return numbers

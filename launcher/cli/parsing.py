@@ -1,4 +1,4 @@
-"""Parser of ``rlinf-launch``'s words and environment variables into ``Options``, driven by the table of flags."""
+"""Parser that turns ``rlinf-launch``'s arguments and variables into ``Options``, driven by the table of flags."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .flag_values import FlagValue, split_shell
 from .flags import BY_SPELLING, FLAGS, FOREIGN, GROUPS, Flag
 
 _POST_MORTEM_S = "3600"
-"""Seconds that ``--pdb`` keeps a failed rank alive for an operator; the run ends after them."""
+"""Seconds that ``--pdb`` keeps a failed rank alive for an operator before the run ends."""
 
 _PLACES = ("where", "the way to the hosts")  # groups of flags that a script is unlikely to have itself
 
-# Flags whose value is optional (empty if omitted), and the test that decides whether the next word is the value.
+# Maps each flag whose value is optional (empty if omitted) to a test of whether the next word is the value.
 _MAY_STAND_ALONE: dict[str, Callable[[str], bool]] = {
     "sync": lambda word: Path(word).is_dir(),
     "show-placement": lambda word: word.endswith((".yaml", ".yml")),
@@ -36,7 +36,7 @@ class _GivenWords:
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """Parse ``rlinf-launch``'s words (without its name) and variables.  Raises ConfigError for wrong usage."""
+    """Parse ``rlinf-launch``'s arguments and environment variables.  Raises ConfigError for wrong usage."""
     words = _read_argv(list(argv))
     for flag in FLAGS:
         text = environ.get(flag.variable, "") if flag.has_twin else ""
@@ -53,7 +53,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
 
 
 def flags_behind(args: Sequence[str]) -> list[str]:
-    """Return long flags of the launcher that follow the script, and were perhaps meant for the launcher."""
+    """Return the launcher's long flags that follow the script and may have been meant for the launcher."""
     where = {spelling for group in _PLACES for flag in GROUPS[group] for spelling in flag.spellings}
     words = dict.fromkeys(word.partition("=")[0] for word in args)
     return [word for word in words if word.startswith("--") and word in where]

@@ -82,7 +82,7 @@ def _components(environ: Mapping[str, str]) -> list[tuple[int | None, str, str, 
 
 def _gpus_by_node(text: str) -> Counter[str]:
     """Return the number of the job's GPUs on each node, from ``scontrol show job -d``; empty if it reports none."""
-    # One line for each set of equal nodes: Nodes=n[0-1] CPU_IDs=0-1 Mem=0 GRES=gpu:a100:2(IDX:0-1)
+    # There is one line per set of identical nodes: Nodes=n[0-1] CPU_IDs=0-1 Mem=0 GRES=gpu:a100:2(IDX:0-1)
     found: Counter[str] = Counter()
     for match in _ON_NODES.finditer(text):
         gres = re.sub(r"\([^)]*\)", "", match["gres"])

@@ -28,8 +28,8 @@ class Attachment:
     """Connection to a daemon that has answered; requests fail once the connection is lost.
 
     ``welcome`` holds the daemon's facts about the run: id, nodes, log folder.  ``silent`` maps each node whose daemon
-    did not answer in time to the reason.  ``lost`` resolves with the reason when the connection ends.  ``on_event``
-    receives each event of the daemon and its facts.
+    did not answer in time to the reason.  ``lost`` resolves to the reason when the connection ends.  ``on_event``
+    receives each event from the daemon, with its facts.
     """
 
     def __init__(self, run: LocalRun, node: int, deadline: float, silent: dict[int, str]) -> None:
@@ -59,7 +59,7 @@ class Attachment:
 
     @property
     def nodes(self) -> Sequence[dict[str, Any]]:
-        """The nodes with which the run started: ``node``, ``name``, ``hidden``, ``facts``."""
+        """The nodes that the run started with, each with ``node``, ``name``, ``hidden`` and ``facts``."""
         nodes: Sequence[dict[str, Any]] = self.welcome["nodes"]
         return nodes
 
@@ -87,7 +87,7 @@ class Attachment:
         return True
 
     async def request(self, operation: Operation[Answer], node: int | None = None) -> Answer:
-        """Return the answer of a node's daemon.  Raises DeadlineExceeded, ClosedError, or LaunchError if it refuses."""
+        """Return the daemon's answer on a node.  Raises DeadlineExceeded, ClosedError, or LaunchError if it refuses."""
         number, target = next(self._numbers), self.node if node is None else node
         answer: asyncio.Future[Answer] = self._loop.create_future()
         if self.lost.done():
@@ -139,7 +139,7 @@ class Attachment:
             raise DeadlineExceeded(text) from None
 
     def _why_silent(self, node: int) -> str:
-        """Describe the kernel's state of a local daemon, with the command that resumes a stopped daemon."""
+        """Describe a local daemon's state according to the kernel, with the command that resumes a stopped daemon."""
         pid = self.pid
         if node != self.node:
             try:
@@ -190,7 +190,7 @@ def _settle(future: asyncio.Future[Any], value: Any) -> None:
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # retrieve the exception: asyncio logs one that nobody retrieves
+        future.exception()  # mark the exception as retrieved, because asyncio logs unretrieved ones
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Bundles: each is a ``RunSnapshot`` in a zip file that only its owner can read; reading treats it as untrusted.
+"""Bundles: zip files that hold a ``RunSnapshot`` and are readable only by their owner; the reader does not trust them.
 
 run.json                     the run, its status and verdict, and the list of missing parts
 logs/rollout/rank_0.err      the end of a log
@@ -37,7 +37,7 @@ _FIELDS: Final[dict[str, tuple[type, ...]]] = {
 
 
 class BadBundle(RLinfAsyncError):
-    """The file is not a bundle of a run, or an incomplete one."""
+    """The file is not a run's bundle, or the bundle is incomplete."""
 
 
 def write_bundle(snapshot: RunSnapshot, path: Path, deadline: float = float("inf")) -> None:

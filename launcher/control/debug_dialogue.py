@@ -11,9 +11,9 @@ OVER = frozenset(("ended", "refused"))  # states after which a rank sends nothin
 
 
 class Dialogue:
-    """Ranks by endpoint: asked (running, or about to answer a line), stopped at the prompt, or over.
+    """State of each rank, by endpoint: asked (running, or about to answer a line), stopped at the prompt, or over.
 
-    ``names`` gives each rank's name, as ``rollout:3``; ``was_reached``: the debugger has reached some rank.
+    ``names`` maps ranks to names, such as ``rollout:3``; ``was_reached`` is True once the debugger reached some rank.
     """
 
     def __init__(self, names: Mapping[int, str]) -> None:
@@ -64,7 +64,7 @@ class Dialogue:
         return ranks
 
     def take_answers(self) -> str:
-        """Return the answers since the last call, each different answer once, with the ranks that gave it."""
+        """Return the answers since the last call, each distinct answer once, with the ranks that gave it."""
         alike: dict[str, list[int]] = {}
         for rank, text in sorted(self._answers.items()):
             if text:

@@ -49,7 +49,7 @@ class LogFile:
             size = os.fstat(file.fileno()).st_size
             if tail is not None:
                 self._position = _beginning_of_tail(file.fileno(), size, tail)
-            self._position = file.seek(min(self._position, size))  # the file has become shorter if it was truncated
+            self._position = file.seek(min(self._position, size))  # the file may have been truncated
             # Read only up to the current end: a rank that writes without a pause would delay all other logs.
             while block := file.read(min(_BLOCK_BYTES, size - self._position)):
                 self._position += len(block)

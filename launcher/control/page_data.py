@@ -3,10 +3,10 @@
 A message is a JSON object whose times are microseconds since ``origin``, a time in seconds since the epoch::
 
     origin, begin, end    the recorded time range of the run
-    names, names_at       new texts of spans, and their offset in the table of texts
-    processes             by key: name, group, pid, ..., new ``spans`` and ``bubbles``, ``since`` and ``first``
-    sections              changed ones of summary, channels, versions, phases, troubles, verdict, picture
-    logs                  changed tails by path
+    names, names_at       new names of spans, and their offset in the table of names
+    processes             maps keys to name, group, pid, ..., new ``spans`` and ``bubbles``, ``since`` and ``first``
+    sections              the changed ones among summary, channels, versions, phases, troubles, verdict, picture
+    logs                  maps the paths of changed logs to their last lines
 
 A span is six numbers in ``spans``: begin, duration (-1: open), name, kind (plus 16: failed), lane, value.  A bubble is
 two numbers in ``bubbles``: begin and duration.  For each process the page keeps the items that ended before ``since``
@@ -38,7 +38,7 @@ FAILED: Final = 16
 
 @dataclass(frozen=True)
 class Snapshot:
-    """State of the run for the page at one moment."""
+    """The run's state at one moment, in the page's terms."""
 
     origin: int
     begin: int
@@ -86,7 +86,7 @@ def _since(columns: list[float], since: float, width: int) -> list[float]:
 
 
 class PageData:
-    """Factory of snapshots of one run; a text keeps its number in all of them."""
+    """Factory for snapshots of one run; a span's name keeps its number in all of them."""
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
@@ -96,7 +96,7 @@ class PageData:
         return f"<PageData [{len(self._names)} names]>"
 
     def snapshot(self, run: RecordedRun) -> Snapshot:
-        """Return a snapshot of the run, live or ended; about one second for 200 000 events."""
+        """Return a snapshot of the run, live or ended; this takes about one second for 200 000 events."""
         taken = int(run.taken_at * 1e9)
         ends = {(str(death.get("process")), death.get("pid")): int(death["time"] * 1e9) for death in run.deaths}
         latest = max((ring.events[-1].time + ring.wall_offset for ring in run.rings if ring.events), default=taken)

@@ -34,7 +34,7 @@ class PageDocument:
 
 
 def document(title: str, data: Mapping[str, Any] | None) -> PageDocument:
-    """Return the page; without ``data`` the page loads its data from the relative URL ``events``."""
+    """Return the page; if ``data`` is None, the page loads its data from the relative URL ``events``."""
     style, script = _style(), _script()
     sources = "'self'" if data is None else "'none'"
     policy = "; ".join(

@@ -24,7 +24,7 @@ _VERDICT_INTERVAL_S: Final = 5.0
 
 
 class PageFeed:
-    """Source of the latest snapshot of a run; takes one at a time, and none without a watcher."""
+    """Source of a run's latest snapshot; takes one snapshot at a time, and none while no one watches."""
 
     def __init__(self, run: LocalRun, places: Sequence[Path], timeout: float) -> None:
         self.has_ended = False

@@ -1,4 +1,4 @@
-"""The page's sections beside the ranks' timelines: summary, channels, versions, phases, troubles, verdict."""
+"""The page's sections besides the ranks' timelines: summary, channels, versions, phases, troubles, verdict."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WINDOWS: Final = 48
 _MAX_FAILED: Final = 300
 _MAX_PHASES: Final = 60
 
-Micros = Callable[[int], int]  # converts nanoseconds since the epoch into microseconds of the page's clock
+Micros = Callable[[int], int]  # converts nanoseconds since the epoch into microseconds on the page's clock
 
 
 def sections_of(
@@ -136,7 +136,7 @@ def _phases(timelines: Sequence[Timeline], begin: int, end: int) -> list[dict[st
 
 
 def _troubles(run: RecordedRun, timelines: Sequence[Timeline], micros: Micros) -> list[dict[str, Any]]:
-    """Return deaths, failed operations and notes about long waits, the latest first."""
+    """Return deaths, failed operations and notes about long waits, latest first."""
     found: list[dict[str, Any]] = []
     for death in run.deaths:
         entry = {"kind": "death", "process": str(death.get("process", "?")), "text": str(death.get("text", ""))}
@@ -167,7 +167,7 @@ def _verdict(verdict: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cleaned(data: Any) -> Any:
-    """Return the data with control characters removed from its texts."""
+    """Return the data with control characters removed from its strings."""
     if isinstance(data, str):
         return "\n".join(plain(line) for line in data.split("\n"))
     if isinstance(data, dict):

@@ -43,7 +43,7 @@ _HEADERS: Final = (
 
 
 class PageServer:
-    """Server of one page; without ``feed`` the page contains all its data."""
+    """Server for one page; if ``feed`` is None, the page contains all its data."""
 
     def __init__(self, page: PageDocument, feed: PageFeed | None) -> None:
         self.token = secrets.token_urlsafe(24)
@@ -68,7 +68,8 @@ class PageServer:
             await asyncio.gather(*clients, return_exceptions=True)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Not a coroutine function, because on Python 3.11 asyncio logs an error when it cancels a task created for one.
+        # This is a plain function, because asyncio on Python 3.11 logs an error when it cancels a task that it created
+        # for a coroutine function.
         client = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._clients.add(client)
         client.add_done_callback(self._clients.discard)

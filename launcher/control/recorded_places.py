@@ -1,4 +1,4 @@
-"""Live and ended runs that have left files on this machine, and the choice of one by its id or log folder."""
+"""Discovery of live and ended runs that have left files on this machine, and choice of one by its id or log folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RUN: Final = re.compile(r"[0-9a-f]{8}")
 
 
 def choose_recorded(wanted: str | None, places: Sequence[Path], usage: str = "") -> LocalRun:
-    """Return the run named by its id, a prefix of the id, or its log directory; without a name the only live run.
+    """Return the run named by its id, a prefix of the id, or its log directory; by default, the only live run.
 
     The error shows ``usage``, the command with ``RUN``.  Raises NoSuchRun, which lists the latest runs.
     """
@@ -44,7 +44,7 @@ def choose_recorded(wanted: str | None, places: Sequence[Path], usage: str = "")
 
 
 def find_recorded(places: Sequence[Path]) -> list[LocalRun]:
-    """Return runs with a run directory or logs in these places, or logs in the default place, the latest last."""
+    """Return runs with a run directory or logs in these places, or logs in the default place, latest last."""
     found = {run.run: run for run in find_runs(places)}
     for logs in _log_directories(dict.fromkeys([*places, Path(tempfile.gettempdir())])):
         with contextlib.suppress(OSError):  # the directory may just have been removed
@@ -66,7 +66,7 @@ def _is_own(path: Path) -> bool:
 
 
 def _run_in(directory: Path, known: Sequence[LocalRun]) -> LocalRun:
-    """Return the latest run with logs in a directory, which the user may have named."""
+    """Return the latest run with logs in a directory, which may have any name."""
     found = []
     for node in node_facts(RunFiles(directory)):
         with contextlib.suppress(ValueError, LookupError, TypeError):  # the file may belong to another program

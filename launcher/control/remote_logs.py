@@ -64,7 +64,7 @@ class RemoteLog:
 
 
 async def find_remote_logs(attachment: Attachment, folder: Path) -> tuple[list[RemoteLog], dict[int, str]]:
-    """Return ranks' logs on other machines, to be copied into ``folder``, and why nodes have not listed theirs."""
+    """Return ranks' logs on other machines, to be copied into ``folder``, and why some nodes did not list theirs."""
     local_nodes = attachment.run.sockets
     answers, missing = await attachment.ask_nodes(
         lambda node: None if node in local_nodes else operations.ListRunFiles()

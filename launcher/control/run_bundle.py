@@ -1,4 +1,4 @@
-"""``rlinf-ctl bundle``: everything known about a run in one file, as the launcher also writes it for a failed run."""
+"""``rlinf-ctl bundle``: writes everything known about a run into one file, as the launcher does for a failed run."""
 
 from __future__ import annotations
 

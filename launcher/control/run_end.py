@@ -1,4 +1,4 @@
-"""``rlinf-ctl kill`` and ``restart`` let daemons kill ranks; ``down`` shuts a run down cleanly."""
+"""``rlinf-ctl kill`` and ``restart`` have daemons kill ranks; ``down`` shuts a run down cleanly."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ async def kill(attachment: Attachment, output: TextOutput, words: str, *, restar
 async def down(attachment: Attachment, output: TextOutput) -> bool:
     """Shut a run down cleanly and wait for its daemons on this machine; return True if they have ended.
 
-    Under ``rlinf-launch``, any node passes the request to the launcher, which reacts as to SIGTERM. A process whose
-    ``Cluster`` started the nodes itself is not asked: its daemons, all on this machine, end, and the process continues
-    without them.
+    Under ``rlinf-launch``, any node passes the request to the launcher, which reacts as it does to SIGTERM. A process
+    whose ``Cluster`` started the nodes itself is not asked: its daemons, all on this machine, end, and the process
+    continues without them.
     """
     run, by = attachment.run, f"rlinf-ctl down (pid {os.getpid()} on {os.uname().nodename})"
     pidfd = os.pidfd_open(attachment.pid)

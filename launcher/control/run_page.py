@@ -23,7 +23,7 @@ from .text_output import TextOutput
 async def show_page(
     wanted: str | None, places: Sequence[Path], output: TextOutput, path: Path | None, port: int, timeout: float
 ) -> None:
-    """Write the page to a file, or without ``path`` serve it until interrupted; ``port`` 0 chooses any free port.
+    """Write the page to ``path`` or, if that is None, serve it until interrupted; ``port`` 0 chooses any free port.
 
     ``wanted`` names a run as for ``choose_recorded``, or a bundle by its path.  Raises NoSuchRun, BadBundle or OSError.
     """

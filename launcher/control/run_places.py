@@ -1,4 +1,4 @@
-"""This user's run directories on this machine, of live and ended runs, and the choice of a run by its id."""
+"""Discovery of this user's run directories on this machine, for live and ended runs, and choice of a run by its id."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class NoSuchRun(RLinfAsyncError):
 class LocalRun:
     """A run that has, or had, nodes on this machine; an ended run may have left ``sockets`` (by node).
 
-    ``since`` is when its first local node began to listen (seconds since 1970); ``is_alive`` if a local daemon listens.
-    ``script`` holds the drivers' command lines and working directories, if a daemon was asked.
+    ``since`` is when its first local node began to listen (seconds since 1970); ``is_alive`` is True if a local daemon
+    listens.  ``script`` holds the drivers' command lines and working directories, if a daemon was asked.
     """
 
     run: str
@@ -88,7 +88,7 @@ def find_runs(places: Sequence[Path]) -> list[LocalRun]:
 
 
 def choose(runs: Sequence[LocalRun], wanted: str | None, places: Sequence[Path], usage: str = "") -> LocalRun:
-    """Return the live run named by its id or a prefix of the id; without a name the only live run.
+    """Return the live run named by its id or a prefix of the id; if no name is given, return the only live run.
 
     The error shows ``usage``, the command with ``RUN``.  Raises NoSuchRun, which lists the existing runs.
     """
@@ -133,7 +133,7 @@ def ended_text(run: LocalRun) -> str:
 def end_text(run: LocalRun) -> str:
     """Describe when a run without a local daemon ended, and where it may still be running.
 
-    The time is the last change of the run's logs or, without logs, the run's start.
+    The time is the last change to the run's logs or, if it has none, the run's start.
     """
     files = [] if run.logs is None else RunFiles(run.logs).listing()
     when = clock_text(max((file.changed for file in files), default=run.since))
@@ -181,7 +181,7 @@ def _add_nodes(found: dict[str, LocalRun], name: str, directory: Path) -> None:
             run.since = min(run.since, status.st_mtime)
             run.sockets[int(node[1])] = path
             run.is_alive = listens(path) or run.is_alive
-            if (entry / "logs").is_dir():  # ``boot_of`` of ``launcher/daemon/boot.py`` creates this directory
+            if (entry / "logs").is_dir():  # ``boot_of`` in ``launcher/daemon/boot.py`` creates this directory
                 run.logs = (entry / "logs").resolve()
 
 

@@ -1,4 +1,4 @@
-"""``RunSnapshot``: a run's files and its daemons' answers at one moment, from which a ``RecordedRun`` is made."""
+"""``RunSnapshot``: a run's files and its daemons' answers at one moment, from which a ``RecordedRun`` is built."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_BYTES: Final = 2 << 30  # limit for all files of a snapshot in total
 
 @dataclass
 class RunSnapshot:
-    """Content of a bundle: rings, black boxes and log tails by relative path; the rest as in ``RecordedRun``."""
+    """Content of a bundle: ``files`` maps relative paths to rings, black boxes and log tails; see ``RecordedRun``."""
 
     run: str
     taken_at: float
@@ -39,7 +39,7 @@ class RunSnapshot:
         self.files[path] = data
 
     def note_absent_files(self, logs: Path) -> None:
-        """Name in ``missing`` the recorders and logs that the run should have left and that do not exist."""
+        """Add to ``missing`` the recorders and logs that the run should have left but that do not exist."""
         known = [*self.files, *self.missing]
         if not any(path.endswith(".ring") for path in known):
             self.missing["its flight recorders"] = _why_absent(logs / DIRECTORY)
@@ -63,7 +63,7 @@ class RunSnapshot:
         )
 
     def lost_nodes(self) -> dict[str, str]:
-        """Map each node that another node lists, and that left no file here, to the place of its files."""
+        """Map each node that another node lists, but that left no file here, to the location of its files."""
         nodes = list(self._nodes({}))
         known = {node.get("node") for node in nodes}
         return {

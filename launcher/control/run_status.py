@@ -213,7 +213,7 @@ def weight_rows(view: RunView) -> list[list[str]]:
 
 
 def _folded(processes: Sequence[ProcessReport]) -> list[str]:
-    """Fold processes into texts: ``rollout:0-3`` for ranks, and drivers by name."""
+    """Fold processes into short names: ``rollout:0-3`` for ranks, and drivers by name."""
     groups: dict[str, list[ProcessReport]] = {}
     for process in sorted(processes, key=lambda each: (each.group or each.name, each.rank)):
         groups.setdefault(process.group, []).append(process)

@@ -1,7 +1,7 @@
 """Functions that take snapshots of runs: they read local files directly, and other machines' through daemons.
 
-A snapshot waits for no process of the run, and for its daemons no longer than the timeout; parts missing by then are
-named. If no daemon runs, it contains this machine's files only.
+Taking a snapshot waits for no process of the run, and for its daemons no longer than the timeout; the snapshot names
+the parts that are missing. If no daemon runs, it contains this machine's files only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def take_snapshot(
 ) -> RunSnapshot:
     """Return a snapshot; daemons may take ``timeout`` seconds, local files until ``read_by`` (``time.monotonic``).
 
-    A verdict takes two reports, half a second apart; ``wants_devices`` asks the driver for GPU usage.
+    A verdict takes two reports, half a second apart; ``wants_devices`` queries the GPU driver for usage.
     """
     snapshot, logs = RunSnapshot(run.run, time.time()), run.logs
     if run.is_alive:

@@ -39,7 +39,7 @@ def alike(processes: Sequence[ProcessReport]) -> list[list[ProcessReport]]:
 
 
 def _shape(process: ProcessReport) -> Any:
-    """Return a key that is equal for processes whose texts differ only in rank, place and ages."""
+    """Return a key that is equal for processes whose descriptions differ only in rank, place and ages."""
     activities = [
         (each.name, each.state, each.method, each.wait and (each.wait.kind, each.wait.what), *each.awaits, *each.stack)
         for each in process.activities

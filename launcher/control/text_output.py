@@ -15,7 +15,7 @@ _COLUMN_GAP: Final = 2
 
 
 class TextOutput:
-    """Output of a command; with ``as_json`` one JSON object per line, and nothing else."""
+    """A command's output; with ``as_json``, one JSON object per line and nothing else."""
 
     def __init__(self, stream: TextIO, *, as_json: bool) -> None:
         self.as_json = as_json

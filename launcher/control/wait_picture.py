@@ -20,8 +20,8 @@ MAX_BOXES: Final = 48
 class Box:
     """A process, several similar processes, or an awaited resource; ``lines`` are quoted from the verdict.
 
-    ``state`` is ``waits``, ``runs``, ``idle``, ``stopped``, ``ended`` or ``thing``; ``is_blamed`` if the verdict names
-    the box.  Without a cycle a waiting box is to the left of the box that it waits for.
+    ``state`` is ``waits``, ``runs``, ``idle``, ``stopped``, ``ended`` or ``thing``.  ``is_blamed`` is True if the
+    verdict names the box.  Unless there is a cycle, a waiting box is to the left of the box that it waits for.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Arrow:
-    """A wait; ``is_coming``: the awaited object may already be on its way."""
+    """A wait; ``is_coming`` is True if the awaited object may already be on its way."""
 
     start: int
     end: int
@@ -108,7 +108,7 @@ def _end_of(need: Need) -> int | str | None:
 
 
 def _shown(report: RunReport, waits: dict[int, _Waits], blamed: set[int]) -> list[ProcessReport]:
-    """Return waiting, awaited and blamed processes, the blamed first, then drivers."""
+    """Return waiting, awaited and blamed processes: blamed ones first, then drivers."""
     ends = {end for each in waits.values() for _, end, _ in each}
     shown = [each for each in report.processes if waits[each.endpoint] or {each.endpoint} & (ends | blamed)]
     return sorted(shown, key=lambda each: (each.endpoint not in blamed, each.role != "driver", each.group, each.rank))

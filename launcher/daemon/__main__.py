@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def daemon(data: bytes, leave_to_guardian: int, sign_of_life: SignOfLife) -> int:
-    """Run the daemon to its end; return the exit code.
+    """Run the daemon until it ends; return the exit code.
 
     Args:
         data: the part of stdin read so far, at least the first line.
@@ -87,7 +87,7 @@ def _failed(marker: str | None, error: Exception) -> int:
 
 
 def _raise_open_files() -> int:
-    """Raise the soft limit of open files to the hard limit; return the old limit, which workers will get."""
+    """Raise the soft limit on open files to the hard limit; return the old soft limit, which workers keep."""
     import resource
 
     usual, utmost = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""``HelloAdmission``: limits the number and age of local connections without a HELLO, evicting the oldest first."""
+"""``HelloAdmission``: limits the number and age of local connections without a HELLO, evicting oldest first."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """``BlackBox``: records a node's facts, groups and deaths in files beside its logs, which survive a killed run.
 
-    recorder/node-0.json        the node, once: versions, resources, configuration, the other nodes
-    recorder/groups-0.jsonl     a line per launch of workers here: ranks, pids, devices, the cluster's configuration
-    recorder/deaths-0.jsonl     a line per process that ended abnormally
+    recorder/node-0.json        facts about the node, written once: versions, resources, configuration, other nodes
+    recorder/groups-0.jsonl     one line per launch of workers here: ranks, pids, devices, cluster configuration
+    recorder/deaths-0.jsonl     one line per process that ended abnormally
 
-Each line is one write and begins with a newline, so that a truncated line, for example on a full disk, corrupts no
-other line.  Secrets are masked, and most environment variables are recorded by length only (``_core/masking.py``).
+Each line is one write and begins with a newline, so that a line truncated, for example, by a full disk corrupts no
+other line.  Secrets are masked, and for most environment variables only the length is recorded (``_core/masking.py``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PACKAGES: Final = {"torch": "torch", "rlinf_async": "rlinf-async"}
 
 
 class BlackBox:
-    """Recorded facts of one node; errors of its files do not disturb the run."""
+    """Recorder of one node's facts; errors in writing its files do not disturb the run."""
 
     def __init__(self, log_dir: Path, run: str, node: int) -> None:
         self._folder = log_dir / DIRECTORY
@@ -115,7 +115,7 @@ def _versions() -> dict[str, str]:
 
 
 def _write(path: Path, mode: int, text: str) -> None:
-    """Write a text in one call; raise OSError if it was not written completely."""
+    """Write text in one call; raise OSError if it was not written completely."""
     data = text.encode(errors="replace")
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | mode, 0o600)
     try:

@@ -47,7 +47,7 @@ class Boot:
 
 
 def boot_of(config: NodeConfig, rest_of_stdin: bytes) -> Boot:
-    """Create a node's directories; return its boot configuration.  Raises LaunchError; AuthError for foreign ones."""
+    """Create a node's private directories; return its boot configuration.  Raises LaunchError or AuthError."""
     run_dir = _make_run_dir(config.run_dir, config.run, config.node)
     logs = RunLogs(config.run, config.log_dir, run_dir / "logs")
     # The link only helps operators to find the logs, so a failure, for example on a full disk, is ignored.

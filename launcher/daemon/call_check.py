@@ -1,6 +1,6 @@
 """Reconciliation of a daemon's pending calls with local callers, which may have received replies on direct sockets.
 
-A caller reports a direct call and its answer some milliseconds late.  So before the daemon relies on its list of open
+A caller reports a direct call and its answer a few milliseconds late.  So before the daemon relies on its list of open
 calls, in ``status()`` and when a worker dies, it waits for the callers' reports: one round trip, or
 ``RLINF_CALL_CHECK_S`` if a caller does not respond::
 
@@ -26,7 +26,7 @@ from .router import Router
 
 @dataclass
 class _Check:
-    """One round of requests; ``silent`` are the callers that have not answered."""
+    """One round of requests; ``silent`` contains the callers that have not answered."""
 
     silent: set[int]
     then: Callable[[], None]
@@ -43,7 +43,7 @@ class CallCheck:
         self._checks: dict[int, _Check] = {}
 
     def begin(self, workers: Iterable[Endpoint], then: Callable[[], None]) -> None:
-        """Call back once these workers' pending calls are reconciled; at once if no caller is local."""
+        """Call back once these workers' pending calls are reconciled, or immediately if no caller is local."""
         unanswered: dict[int, list[list[int]]] = {}
         for worker in workers:
             for source, call in worker.pending_calls:

@@ -1,4 +1,4 @@
-"""Hosted channels, and the replies to their clients: small ones in one frame per client and turn, large ones alone."""
+"""Hosted channels and the replies to their clients; small replies share one frame per client and turn of the loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_NAMED_KEYS: Final = 4
 
 
 class SegmentFile:
-    """A descriptor of sealed memory, closed with its last reference."""
+    """A descriptor of sealed memory, closed when the last reference to this object is gone."""
 
     __slots__ = ("fd", "size")
 
@@ -39,7 +39,7 @@ class HostedChannel:
     """A channel's queue on this node."""
 
     noun = "channel"
-    fewer = "fewer: get(), or get_many(n, wait=False)"  # advice in the error about too few descriptors for the items
+    fewer = "fewer: get(), or get_many(n, wait=False)"  # advice in the error raised when descriptors run out
 
     __slots__ = ("gone_producers", "is_bounded", "name", "number", "owner", "pending", "queue")
 
@@ -50,7 +50,7 @@ class HostedChannel:
         self.owner = owner
         self.queue = queue
         self.is_bounded = is_bounded
-        self.pending: dict[int, PendingReplies] = {}  # replies to send at the end of this turn of the loop, by client
+        self.pending: dict[int, PendingReplies] = {}  # maps each client to replies due at the end of this turn
         self.gone_producers: dict[str, set[int]] = {}
         """Maps each of the latest ``_MAX_GONE_GROUPS`` groups to this node's ended ranks that have put items here."""
 

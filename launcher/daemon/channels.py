@@ -5,9 +5,9 @@ is read.  The daemon holds the queued items, as bytes or descriptors of sealed m
 
 A channel is identified by its number (``name_service.py``); a request for an unknown number is answered with "gone".
 
-On one node, a put into an unbounded channel is complete once its frame is on the socket.  The producer may then notify
-another process, whose question about the queue can arrive before the put.  So the daemon reads the producers' sockets
-before it answers a question about an unbounded queue, and before it closes one.
+Within a node, a put into an unbounded channel is complete once its frame is on the socket.  The producer may then
+notify another process, whose question about the queue can arrive before the put.  So the daemon reads the producers'
+sockets before it answers a question about an unbounded queue, and before it closes such a queue.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _DISCARDED_FOR_S: Final = 2.0
 
 
 class Channels:
-    """Queues of one daemon.
+    """The queues hosted by one daemon.
 
-    The class has more than 30 methods: one for each kind of request, all on one table of queues.
+    The class has more than 30 methods, one for each kind of request, because all of them use the same table of queues.
 
     Args:
         gone: endpoints that have ended.
@@ -233,7 +233,7 @@ class Channels:
 
     def _drain_producers(self) -> None:
         """Read what producers have sent so far, then answer waiting questions and closes."""
-        # A producer may have told another process of its put, and that process's question may be read first.  So the
+        # A producer may have told another process about its put, and that process's question may be read first.  So the
         # daemon reads the producers' sockets before it answers, once for all questions of one turn of the loop.
         # tests/launcher/daemon/test_channels.py::test_a_question_is_answered_after_producers_sockets_are_read
         while self._questions or self._closing:
@@ -259,7 +259,7 @@ class Channels:
     # -- what follows -------------------------------------------------------------------------------------------
 
     def follow(self, hosted: HostedChannel, steps: list[Step]) -> None:
-        """Carry out a queue's actions that no request caused, such as an expired deadline or a finished write."""
+        """Carry out queue actions not caused by a request, for example after an expired deadline."""
         self._follow(hosted, steps)
 
     def _follow(self, hosted: HostedChannel, steps: list[Step]) -> None:
@@ -436,7 +436,7 @@ class Channels:
             yield hosted.name, (sum(map(queue.size, queue.used)), queue.budget.used, puts, gets)
 
     def status(self) -> dict[str, Any]:
-        """Return each queue's status by name; the key of an older queue with a reused name includes its number."""
+        """Map each queue's name to its status; if a name was reused, the older queue's key includes its number."""
         found: dict[str, Any] = {}
         for hosted in reversed(self._hosted.values()):
             clients = hosted.queue.clients.values()

@@ -19,7 +19,7 @@ _STDOUT: Final = 1
 
 
 class DaemonControl(Protocol):
-    """Interface between a node and the process that started it, and to the node's own process."""
+    """Interface to the process that started a node, and to the node's own process."""
 
     def send(self, event: dict[str, Any]) -> None:
         """Send an event to the launcher, or drop it if the launcher has exited."""

@@ -12,7 +12,7 @@ from .router import Router
 
 
 class DeathWatch:
-    """Watchers, on any node, of this node's workers.
+    """Registry of the endpoints, on any node, that watch this node's workers.
 
     The ``ended`` event about a worker carries the worker's own endpoint as its source.  Frames from one source stay in
     order, so the event arrives after everything that the worker sent, including large bodies still in transfer.
@@ -24,12 +24,12 @@ class DeathWatch:
         self.deaths = 0  # number of workers that ended unexpectedly
 
     async def watch(self, requester: Requester, op: operations.Watch) -> None:
-        """Report these local workers' ends to the requester, including workers that have already ended."""
+        """Notify the requester when these local workers end, or immediately if they have already ended."""
         for number in op.numbers:
             self._watch(requester.endpoint, number)
 
     async def watched_by(self, requester: Requester, op: operations.WatchedBy) -> None:
-        """Report the requesting worker's end to these endpoints, to which it is about to send messages.
+        """Notify these endpoints, to which the requesting worker is about to send messages, when the worker ends.
 
         A process that receives a worker's message therefore learns of the worker's end before any consequence of it.
         """

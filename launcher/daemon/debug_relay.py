@@ -19,7 +19,7 @@ _WORDS: Final = frozenset(("attach", "line", "detach"))
 
 
 class DebugRelay:
-    """Handlers of one daemon; ``stopped`` maps each of the run's stopped ranks to the place."""
+    """One daemon's handlers for debugging; ``stopped`` maps each stopped rank of the run to its location."""
 
     def __init__(self, router: Router, gone: Container[int]) -> None:
         self._router = router
@@ -62,7 +62,7 @@ class DebugRelay:
         self._note(op.endpoint, op.name, op.where, attached=op.attached)
 
     def drop(self, gone: int) -> None:
-        """Handle an endpoint's end: detach an operator's ranks, inform a rank's operator."""
+        """Handle an endpoint's end: detach an ended operator's ranks, or inform an ended rank's operator."""
         for rank in [rank for rank, operator in self._operator_of.items() if operator == gone]:
             del self._operator_of[rank]
             self._router.send_event(rank, "debug", {"operator": gone, "what": "detach", "line": ""})

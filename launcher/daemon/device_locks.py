@@ -12,7 +12,7 @@ from .handlers import LATER, Requester
 
 
 class Locks:
-    """The run's device locks; a requester identifies an acquisition, and ``answer`` grants one that has waited."""
+    """The run's device locks; the requester identifies an acquisition, and ``answer`` grants one that had to wait."""
 
     def __init__(self, answer: Callable[[Ticket, Any], None]) -> None:
         self._answer = answer
@@ -24,7 +24,7 @@ class Locks:
         return None if granted else LATER
 
     async def unlock_devices(self, requester: Requester, op: operations.UnlockDevices) -> list[str]:
-        """Undo the lock request with that number, granted or not; return the holders for which it was waiting."""
+        """Undo the lock request with that number, granted or not; return the holders that it was waiting for."""
         ticket = Ticket(requester.endpoint, op.number)
         in_the_way = self._devices.names(ticket)
         self._answer_acquired(self._devices.release(ticket))

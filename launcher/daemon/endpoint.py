@@ -1,4 +1,4 @@
-"""``Endpoint``: a driver, worker or sub-worker at a daemon, with its socket, pending calls and queued output."""
+"""``Endpoint``: a driver, worker or sub-worker attached to a daemon, with its socket, pending calls and output."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Endpoint:
         pending_calls: accepted calls that have no answer yet.
         exit_report: packed facts about the death, set once the process is dead.
         journal: progress of its calls when it died; None if the process left no journal.
-        is_known: the process's HELLO was accepted.
+        is_known: True once the process's HELLO was accepted.
         stacks: the process's own descriptor to which it dumps stacks on ``stack_dump.SIGNAL``, if any.
         witness: the process's own descriptor that wakes the thread that answers for a blocked loop, if any.
-        has_direct_sockets: the process may hand its own sockets to callers.
+        has_direct_sockets: True if the process may hand its own sockets to callers.
         awaited_by: endpoints that wait to learn how many frames arrived on a direct socket, with the socket's owner.
         resumed: callers whose direct socket to this worker broke, so that answers reported as sent may be lost.
     """
@@ -96,7 +96,7 @@ class Endpoint:
         """Return the packed answer for a call that was lost when this process died.
 
         Args:
-            method: a method that was running at the death without the daemon knowing.
+            method: a method that was running at the death, unknown to the daemon.
         """
         assert self.exit_report is not None
         execution = Execution.UNKNOWN if self.journal is None else self.journal.execution(source, call)

@@ -24,7 +24,7 @@ _PUBLICATIONS_TIMEOUT_S: Final = 2.0
 
 
 class HostedExperience(HostedChannel):
-    """An experience on this node, which also keeps its queue's state."""
+    """An experience hosted on this node; it also serves as its queue's ``Keeper``."""
 
     noun = "experience"
     fewer = "fewer groups"
@@ -141,7 +141,7 @@ class HostedExperience(HostedChannel):
 
     def note_close(self, endpoint: int) -> None:
         if endpoint == self._away:
-            self._is_closed = True  # an open question's answer still contains the process's last data
+            self._is_closed = True  # if a question is open, its answer will report how the process ended
             if self._question is None or self._question.done():
                 self._end_wishes("its group was closed")
 
@@ -158,7 +158,7 @@ class HostedExperience(HostedChannel):
         return self.queue.pool.ledger().summary()
 
     async def written(self) -> None:
-        # Without the wait, a run killed after the close would leave discarded samples to the next run.
+        # Without the wait, a run killed after the close would leave discarded samples in the file for the next run.
         # tests/launcher/daemon/test_experiences.py::test_a_close_is_done_when_the_disk_has_it
         if self.store is not None and not self._has_ended:
             settled, done = _settling(self._loop)
@@ -175,7 +175,7 @@ class HostedExperience(HostedChannel):
 
 
 class Experiences:
-    """Handlers of operations on experiences; ``budget`` is the default ``max_bytes``."""
+    """Handlers for operations on experiences; ``budget`` is the default ``max_bytes``."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, router: Router, channels: Channels, gone: Container[int], budget: int
@@ -186,8 +186,8 @@ class Experiences:
         self._gone = gone
         self._budget = budget
         self._published: dict[str, tuple[int, str, int]] = {}
-        """Maps each group that is local or followed by a local experience to publisher, weights' name and version."""
-        self._followers: dict[str, set[int]] = {}  # other nodes that have experiences of a group
+        """Maps each group, local or followed by a local experience, to publisher, weights name and version."""
+        self._followers: dict[str, set[int]] = {}  # maps each group to other nodes that host its experiences
 
     def _find(self, number: int) -> HostedExperience:
         hosted = self._channels.hosted(number)
@@ -226,7 +226,7 @@ class Experiences:
         hosted.follow(hosted.queue.set_version(requester.endpoint, op.trainer, op.version, restart=op.restart))
 
     async def _ask_for_publications(self, group: str) -> None:
-        """Follow the group's publications on other nodes; an unreachable node reports with its next version."""
+        """Follow the group's publications on other nodes; a node that answers too late reports its next version."""
         nodes = [node_link.node for node_link in self._router.node_links.values() if node_link.over is None]
         answers = [self._router.ask(node, operations.FollowPublications(group)) for node in nodes]
         with contextlib.suppress(TimeoutError):

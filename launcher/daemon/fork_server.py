@@ -1,4 +1,4 @@
-"""``ForkServer``: a process that forks workers for this daemon, with its requests, its timeout and its end.
+"""``ForkServer``: client for a process that forks workers; sends requests, enforces the timeout, handles its exit.
 
 ``rlinf_async._worker.template`` is the program that this process runs.
 """
@@ -40,7 +40,7 @@ PARENT_SOCKET: Final = "RLINF_PARENT_SOCKET"
 """Environment variable with the path of this node's socket, through which a worker's subprocesses can join."""
 
 NO_TOKEN: Final = "0" * 16
-"""Value of ``MARKER`` in processes that belong to no worker, and in templates, where a worker's token replaces it."""
+"""Value of ``MARKER`` in processes that belong to no worker, and in templates until a worker's token replaces it."""
 
 _TAIL_BYTES: Final = 16 * 1024
 
@@ -88,9 +88,9 @@ def control_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class ForkServer:
-    """Client of a template process that forks workers; the workers become children of this daemon."""
+    """Client for a template process that forks workers; the workers become children of this daemon."""
 
-    doing = "importing torch"  # the template's activity until it is ready, for error texts
+    doing = "importing torch"  # the template's activity until it is ready, for error messages
 
     def __init__(self, python: str, control: socket.socket, pid: int, open_files: int, log: Path | None) -> None:
         """Watch a process that is already running.
@@ -98,8 +98,8 @@ class ForkServer:
         Args:
             python: interpreter of the process.
             control: this side of the socket to the process.
-            open_files: workers' limit of open files.
-            log: file with the process's output.
+            open_files: workers' limit on open files.
+            log: file that contains the process's output.
 
         Raises:
             LaunchError: the process could not be watched, and was killed.
@@ -141,7 +141,7 @@ class ForkServer:
         return int(facts["pid"])
 
     async def ask(self, spec: Mapping[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
-        """Return the answer; the caller keeps ``fds``.  Raises LaunchError if the template is dead or silent."""
+        """Return the template's answer; raise LaunchError if it is dead or silent.  The caller keeps ``fds``."""
         if self._death is not None:
             raise self._death
         assert self._loop is not None
@@ -288,7 +288,7 @@ class ForkServer:
             os.kill(pid, signal.SIGKILL)
             try:
                 pidfd = os.pidfd_open(pid)
-            except OSError:  # without a descriptor for a pidfd, wait for the exit here
+            except OSError:  # no descriptor is free for a pidfd, so wait for the exit here
                 os.waitpid(pid, 0)
                 return
             self._strays[pid] = pidfd

@@ -1,4 +1,4 @@
-"""``Holdback``: keeps a node link's frames in order by holding back those behind an incomplete body."""
+"""``Holdback``: keeps a node link's frames in order by holding back frames that follow an incomplete body."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Holdback:
 
     def __init__(self) -> None:
         self._held: dict[_Line, list[tuple[int | None, Any]]] = {}
-        self._last: dict[Hashable, list[Any]] = {}  # final frames by source, released after all its other frames
+        self._last: dict[Hashable, list[Any]] = {}  # maps each source to final frames, released after its others
         self._arrived: set[int] = set()
 
     @property

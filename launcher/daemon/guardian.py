@@ -30,20 +30,20 @@ _PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 
 PREPARED_DIR: Final = "RLINF_PREPARED_DIR"
-"""Variable in which a preflight passes its run directory to the guardian that replaces the preflight by exec."""
+"""Environment variable through which a preflight passes its run directory to the guardian that it then execs."""
 
 TRACKERS: Final = (b"resource_tracker import main", b"torch_shm_manager")
-"""Parts of the command lines of trackers, which remove shared memory after its last user (Python, joblib, torch)."""
+"""Command-line parts of trackers (Python's, joblib's, torch's), which remove shared memory after its last user."""
 
 TRACKERS_S: Final = 3.0
-"""Seconds that trackers get after all other processes have ended; torch's tracker waits two before its cleanup."""
+"""Seconds for trackers to exit after all other processes have ended; torch's tracker waits 2 s before it cleans up."""
 
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 _ORDERLY_END_S: Final = 4.0  # limit for the daemon's shutdown after the lifeline was cut
 
 _GRACE_S: Final = 0.5
-"""Seconds that a silent daemon gets once its guardian runs, because the whole machine may have been suspended."""
+"""Extra seconds for a silent daemon to recover, because the whole machine may have been suspended."""
 
 
 def prctl(option: int, value: int) -> None:
@@ -64,7 +64,7 @@ def _children_of(task: Path) -> list[str]:
 
 
 def is_tracker(pid: int) -> bool:
-    """True if a process removes shared memory after its last user; killed too early, it would leave the memory."""
+    """True if a process removes shared memory after its last user; if killed too early, it leaves the memory behind."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -73,7 +73,7 @@ def is_tracker(pid: int) -> bool:
 
 
 def remove_cuda_files(pid: int) -> None:
-    """Remove files of CUDA events that a process shared, as CUDA removes them at ``exit()`` but not after a kill."""
+    """Remove the files of CUDA events that a process shared; CUDA does so at ``exit()``, but not after a kill."""
     for path in Path("/dev/shm").glob(f"cuda.shm.*.{pid:x}.*"):
         with contextlib.suppress(OSError):
             path.unlink()
@@ -86,7 +86,7 @@ def guard(daemon: Callable[[bytes, int, SignOfLife], int]) -> NoReturn:
         daemon: receives the bytes of stdin up to at least the first line, a descriptor to which to write the path of
             the folder to remove, and its sign of life.
     """
-    # Some supervisors start their children with SIGCHLD ignored; the kernel would then discard exit statuses.
+    # Some supervisors start their children with SIGCHLD ignored, in which case the kernel discards exit statuses.
     # tests/test_environments.py
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     line = read_first_line(os.environ.pop(PREPARED_DIR, ""))
@@ -143,7 +143,7 @@ def read_first_line(prepared: str) -> bytes:
 
 
 def made_before(line: bytes) -> list[str]:
-    """Return the node's folder if the launcher's configuration names a run directory made before the daemon."""
+    """Return the node's folder if the launcher's configuration names a run directory that existed before the daemon."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         config = json.loads(line.partition(b"\n")[0])
         return [f"{config['run_dir']}/node-{config['node']}"] if config["run_dir"] else []
@@ -151,7 +151,7 @@ def made_before(line: bytes) -> list[str]:
 
 
 def end_scripts(paths: list[str]) -> None:
-    """Kill processes attached to sockets in these folders, and their descendants; the launcher may no longer do it."""
+    """Kill processes attached to sockets in these folders, and their descendants, if the launcher no longer can."""
     marks = {os.fsencode(f"RLINF_NODE_SOCKET={path}/node.sock") for path in paths}
     for place in Path("/proc").iterdir():
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
@@ -195,7 +195,7 @@ def _watch(pid: int, sign: SignOfLife) -> tuple[int, bool]:
 
 
 def sweep() -> dict[int, int]:
-    """Kill and reap children, and the orphans that they leave, until none is left; return exit codes by pid.
+    """Kill and reap children, and the orphans that they leave behind, until none remain; map each pid to its exit code.
 
     Trackers of shared memory come last, and are killed only if they do not exit by themselves.
     """

@@ -28,7 +28,7 @@ Op = TypeVar("Op", bound=Operation[Any])
 
 
 class Handlers:
-    """Registered handlers, run by operation; refuses waiting requests of ``gone`` endpoints."""
+    """Registry that maps each operation to its handler; it refuses waiting requests of ``gone`` endpoints."""
 
     def __init__(self, router: Router, gone: Container[int]) -> None:
         self._router = router
@@ -64,7 +64,7 @@ class Handlers:
 
 
 def _first(error: Exception) -> Exception:
-    """Return the first error in a task group's exception, the cause of the others."""
+    """Return the first error in a task group's exception, which caused the others."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""``Inspection``: reports on a node's processes, from activities that they send and facts of daemon and kernel.
+"""``Inspection``: reports on a node's processes, combining their own answers with facts from daemon and kernel.
 
 All processes are asked at the same time.  After ``RLINF_INSPECTION_TIMEOUT_S`` the stacks of silent processes are read,
 also in parallel, within 1 s::
@@ -49,7 +49,7 @@ from .stack_reader import StackReader
 
 _PARTS: Final = frozenset({"activities", "queues", "oldest"})
 
-_OLDEST: Final = 5  # open calls listed per process in part "oldest"; a process may owe thousands
+_OLDEST: Final = 5  # open calls listed per process in part "oldest"; a process may have thousands
 
 _ENDED: Final = "ended"  # prefix of a dead process's state, here and in process_state.py
 
@@ -66,7 +66,7 @@ _MAX_TOLD_BYTES: Final = 6 << 20  # limit for all activities in one answer; a fr
 
 @dataclass(frozen=True)
 class _ProcessAnswer:
-    """A process's activities as plain data, and its open calls; ``trouble`` is the reason if it did not answer."""
+    """A process's activities as plain data, and its open calls; ``trouble`` says why the process did not answer."""
 
     activities: list[Any] = field(default_factory=list)
     trouble: str = ""
@@ -75,7 +75,7 @@ class _ProcessAnswer:
 
 
 class Inspection:
-    """Handlers of one daemon for reports on its node; ``in_debugger`` maps a rank stopped in pdb to the place."""
+    """Handlers for reports on one node's processes; ``in_debugger`` maps each rank stopped in pdb to the location."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Inspection:
         """Maps the pid of each departed driver to its time of departure and its start time in kernel ticks."""
         self._numbers = itertools.count(1)
         self._rounds: dict[int, dict[int, asyncio.Future[_ProcessAnswer]]] = {}
-        """Maps round and endpoint to the future of the answer, which the answer or the process's end resolves."""
+        """Maps round and endpoint to the answer's future; the answer or the process's end resolves it."""
 
     def __repr__(self) -> str:
         return f"<Inspection [{len(self._rounds)} rounds, {self._stacks!r}]>"
@@ -105,11 +105,11 @@ class Inspection:
     # -- operations ---------------------------------------------------------------------------------------------
 
     async def inspect(self, requester: Requester, op: operations.Inspect) -> dict[str, Any]:
-        """Return reports on the processes with these numbers on this node; on all processes if no numbers are given.
+        """Return reports on this node's processes with the given numbers, or on all its processes if none are given.
 
         Returns:
-            ``processes``, ``queues`` and ``left`` as in ``run_report.py``; ``ended`` describes, by endpoint, how
-            requested processes ended.
+            ``processes``, ``queues`` and ``left`` as in ``run_report.py``; ``ended`` maps each requested process that
+            has ended to a description of its end.
         """
         if unknown := set(op.parts) - _PARTS:
             raise ValueError(f"Inspect: parts are {' and '.join(sorted(_PARTS))}, got {', '.join(sorted(unknown))}")
@@ -174,8 +174,8 @@ class Inspection:
     async def _ask(self, endpoints: list[Endpoint]) -> dict[int, _ProcessAnswer]:
         """Return the processes' answers, or their stacks; takes at most the timeout plus 1 s."""
         told = {each.id: _ProcessAnswer(trouble=self.state_of(each)) for each in endpoints}
-        # If only the kernel knows of an end so far, wait until this daemon has processed it, to include the exit
-        # status.
+        # If so far only the kernel knows that a process has ended, wait until this daemon has processed the end, so
+        # that the report includes the exit status.
         ending = {each.id for each in endpoints if told[each.id].trouble.startswith(_ENDED) and not self._end_of(each)}
         asked = [each for each in endpoints if told[each.id].trouble in ("", IN_KERNEL) or each.id in ending]
         if not asked:
@@ -190,7 +190,7 @@ class Inspection:
             if woken := [answers[each.id] for each in silent if _wake_witness(each)]:
                 await asyncio.wait(woken, timeout=_WITNESS_S)
             told |= await self._read_stacks([each for each in silent if not answers[each.id].done()])
-            # Prefer an answer that arrived during the dump to the stacks.
+            # An answer that arrived during the dump takes precedence over the stacks.
             return told | {endpoint: answer.result() for endpoint, answer in answers.items() if answer.done()}
         finally:
             del self._rounds[number]
@@ -289,10 +289,10 @@ def _wake_witness(endpoint: Endpoint) -> bool:
         return False
     try:
         # The process may have closed the descriptor, so that its number now belongs to another file, even a pipe of the
-        # user's program.  That pipe then receives a stray byte, but only in a process that closes descriptors that it
-        # does not own.
+        # user's program.  In that case, the pipe receives a stray byte, but only in a process that closes descriptors
+        # that it does not own.
         return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, b"\0") == 1
-    except OSError:  # nothing reads from the pipe, because it is full
+    except OSError:  # the pipe is full because nothing reads from it
         return False
     finally:
         os.close(fd)

@@ -1,7 +1,7 @@
 """``Leftovers``: finds the processes that a dead worker left among this daemon's children, kills and reaps them.
 
-Both a worker and this daemon are subreapers.  While the worker is alive, it is an ancestor of all its descendants; at
-its death the kernel makes its orphaned descendants children of this daemon.
+Both a worker and this daemon are subreapers.  While the worker is alive, it is an ancestor of all its descendants; when
+it dies, the kernel makes its orphaned descendants children of this daemon.
 """
 
 from __future__ import annotations

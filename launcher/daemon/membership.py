@@ -1,4 +1,4 @@
-"""Membership in the run: node 0 decides which nodes are lost, and numbers the losses; others report broken links.
+"""Membership in the run: node 0 decides which nodes are lost and numbers the losses; other nodes report broken links.
 
 A node whose link to another node has ended does not know which of the two is cut off.  So it reports to node 0, and
 frames to the other node wait for the decision.  Node 0 declares a node lost if its own link to the node has ended; if
@@ -31,7 +31,7 @@ logger = own_logger(__name__)
 class Membership:
     """Membership state of one node; ``epoch`` counts the losses that node 0 has declared.
 
-    ``on_lost`` applies a loss: ``node``, ``name``, ``reason``, ``epoch``; ``on_cut_off`` ends this node.
+    ``on_lost`` applies a loss, given as ``node``, ``name``, ``reason`` and ``epoch``; ``on_cut_off`` ends this node.
     """
 
     def __init__(self, router: Router) -> None:

@@ -1,4 +1,4 @@
-"""The HTTP server of a run's metrics: serves ``GET /metrics`` at one address, in the daemon's event loop.
+"""The HTTP server for a run's metrics: serves ``GET /metrics`` at one address, in the daemon's event loop.
 
 Imported only on demand, because it imports ``prometheus_client``.
 """
@@ -25,7 +25,7 @@ _MAX_REQUEST_BYTES: Final = 16 << 10
 
 
 class MetricsServer:
-    """Server of scrapes, one task per connection; ``ask`` collects all nodes' metrics for ``text_of``."""
+    """Server that answers scrapes, one task per connection; ``ask`` collects all nodes' metrics for ``text_of``."""
 
     def __init__(self, ask: Callable[[], Awaitable[Mapping[str, Mapping[str, Any] | None]]]) -> None:
         self._ask = ask

@@ -17,7 +17,7 @@ CONTENT_TYPE: Final = exposition.CONTENT_TYPE_LATEST
 
 
 async def text_of(answers: Mapping[str, Mapping[str, Any] | None]) -> bytes:
-    """Render the metrics of each named node (None: no answer) as text; let other tasks run after each family."""
+    """Render each node's metrics (None if it did not answer) as text; let other tasks run after each family."""
     parts = []
     for metric in families(answers):
         parts.append(exposition.generate_latest(_One(metric)))

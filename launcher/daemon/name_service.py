@@ -1,4 +1,4 @@
-"""The name service for the run's groups, channels and promised channels, on node 0; lookups may wait."""
+"""The name service on node 0 for the run's groups, channels and promised channels; lookups may wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .handlers import LATER, Requester
 
 
 class NameService:
-    """Handlers of operations on names; ``answer`` answers a request that has waited, unless its process is ``gone``."""
+    """Handlers for operations on names; ``answer`` replies to a request that waited, unless its process is ``gone``."""
 
     def __init__(self, answer: Callable[..., None], gone: Container[int], lost: Sequence[dict[str, Any]]) -> None:
         self._answer = answer
@@ -42,7 +42,7 @@ class NameService:
         return known
 
     async def find(self, requester: Requester, op: operations.Find) -> Any:
-        """Return the roster of a name, at once or when it is published."""
+        """Return the roster of a name, immediately or once it is published."""
         found = self._table(op.kind).find(requester, op.name, op.rank, op.after)
         return LATER if found is PENDING else found
 
@@ -73,7 +73,7 @@ class NameService:
         return entry is not None and not self._is_gone(entry["endpoint"])
 
     async def comes_back(self, requester: Requester, op: operations.ComesBack) -> bool:
-        """True if the rank of this endpoint will be restarted after its end."""
+        """True if this endpoint's rank will be restarted after the process ends."""
         return self.groups.comes_back(op.endpoint)
 
     async def queue_ended(self, requester: Requester, op: operations.QueueEnded) -> None:

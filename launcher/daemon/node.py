@@ -1,4 +1,4 @@
-"""``Node``, a daemon's main object: its lifecycle, the launcher's commands, the local socket, links to other nodes."""
+"""``Node``, a daemon's main object, which handles its lifecycle, launcher commands, local socket and node links."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ _REUSED_MEMORY_BYTES: Final = 64 << 20
 _SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 _SWEPT_BY: Final = "swept-by"
-"""File in the run directory in which ``launcher/remote/sweeper.py`` names the sweep that ends a live node."""
+"""File in the run directory where ``launcher/remote/sweeper.py`` records which sweep ended a live node."""
 
 _HASTY_GRACE_S: Final = 2.0
-"""Longest grace of workers when the node ends abnormally; must be below the guardian's ``_ORDERLY_END_S`` (4 s)."""
+"""Longest grace for workers when the node ends abnormally; must be below the guardian's ``_ORDERLY_END_S`` (4 s)."""
 
 _END_TIMEOUT_S: Final = 5
-"""Seconds to shut down after SIGTERM or a cut-off before the kernel ends the process (``signal.alarm``)."""
+"""Seconds allowed for shutdown after SIGTERM or a cut-off before ``signal.alarm`` ends the process."""
 
 
 class Node:
@@ -65,7 +65,7 @@ class Node:
     Lifecycle: up (socket listens, template imports) -> peers known -> links open -> ready -> stop command, cut lifeline
     or SIGTERM -> groups closed, links closed, run directory removed.
 
-    The class has more than 30 methods, because it connects launcher, local socket and links, and has their callbacks.
+    The class has more than 30 methods because it implements the callbacks of the launcher, the local socket and links.
     """
 
     def __init__(
@@ -193,8 +193,8 @@ class Node:
 
     def _add_node_link(self, link: Any) -> None:
         if self._stop.is_set():
-            # This node may already have closed its links.  The new link's sender of bodies would then never end, and
-            # this node's task group would wait for it forever.
+            # This node may already have closed its links.  In that case, the new link's body sender would never end,
+            # and this node's task group would wait for it forever.
             # tests/launcher/daemon/test_node.py::test_a_link_that_comes_while_the_node_ends_is_closed
             self._start(link.close(), f"closing the link to node {link.peer}")
             return
@@ -207,7 +207,7 @@ class Node:
             self._give_sign(node_link, self._sign_of_life)
 
     def _give_sign(self, root: NodeLink, sign_of_life: SignOfLife) -> None:
-        """Arm the timer after which the guardian kills a silent daemon, about when node 0 declares the node lost."""
+        """Arm the timer after which the guardian kills a silent daemon, shortly after node 0 declares the node lost."""
         if root.over is not None or self._stop.is_set():
             sign_of_life.wind_up(0)
             return
@@ -248,7 +248,7 @@ class Node:
         self._add_node_link(await self._network.dial(peer["node"], peer["address"]))
 
     def _from_node(self, node_link: NodeLink, frame: list[Any], fds: list[int]) -> None:
-        if node_link.lost is not None:  # the run has lost the node, whose link is about to be closed
+        if node_link.lost is not None:  # the node was declared lost, and its link is about to be closed
             close_fds(fds)
             return
         if frame[0] == frames.GONE:
@@ -258,8 +258,8 @@ class Node:
         try:
             self._router.from_node(node_link, frame, fds)
         except Exception:
-            # A process of that node has sent a malformed frame.  If the error left this callback, it would end the
-            # link, and with it the whole node.
+            # A process on that node has sent a malformed frame.  If the error propagated, it would end the link, and
+            # the whole node would be declared lost.
             # tests/test_bad_frames.py::test_a_frame_that_makes_no_sense_ends_its_connection_only
             logger.exception("node %d sent a frame that makes no sense", node_link.node)
 
@@ -278,14 +278,14 @@ class Node:
         self._service.lost.append(facts)
         self._router.broadcast_event("node_lost", facts)
         self._service.drop_node(node_link.node)
-        # This side decided the loss; closing the link informs the other side.
+        # This side decided that the node is lost; closing the link informs the other side.
         self._start(node_link.close(), f"closing the link to node {node_link.node}")
 
     def _on_cut_off(self, reason: str) -> None:
         """End this node, because the others continue without it and may restart its ranks elsewhere."""
-        # Kill the workers first, since their replacements may already be running.  The rest shuts down within seconds,
-        # after which the kernel kills this process, and the guardian whatever is left.  No step relies on the lifeline,
-        # which may seem intact for hours after a network failure.
+        # Kill the workers first, since their replacements may already be running.  The rest has a few seconds to shut
+        # down; after that, the kernel kills this process, and the guardian kills whatever is left.  No step relies on
+        # the lifeline, which may seem intact for hours after a network failure.
         if self._stop.is_set():
             return
         self._fenced_for = f"node {self._boot.config.node} is cut off from the others and has ended: {reason}"
@@ -321,7 +321,7 @@ class Node:
         self._admission.add(sock)
 
     def _begin(self, sock: socket.socket) -> Endpoint:
-        """Create the endpoint of a connection that has sent its first bytes; its first frame must be HELLO."""
+        """Create the endpoint for a connection that has sent its first bytes; its first frame must be HELLO."""
         pid, _ = peer_of(sock)
         pidfd = os.pidfd_open(pid)
         endpoint = self._router.new_endpoint("driver")
@@ -398,7 +398,7 @@ class Node:
         else:
             self._router.endpoints.pop(endpoint.number, None)
             self._router.end_resumptions(endpoint)
-            if endpoint.is_known:  # a process without a HELLO owns nothing and was never announced
+            if endpoint.is_known:  # a process that sent no HELLO owns nothing and was never announced
                 self._service.inspection.note_left(endpoint)
                 self._service.forget_endpoint(endpoint.id)
 
@@ -420,7 +420,7 @@ class Node:
     # -- close ------------------------------------------------------------------------------------------------
 
     async def _end_run(self, requester: Requester, op: operations.EndRun) -> bool:
-        """Ask the launcher to end the run, or without a launcher end this node.  Return True if there is a launcher."""
+        """Ask the launcher, if there is one, to end the run; otherwise end this node.  Return True if there is one."""
         logger.info("%s: ending", op.by)
         if self._boot.config.launched:
             self._send_to_launcher({"event": "end_run", "by": op.by})
@@ -429,7 +429,7 @@ class Node:
         return self._boot.config.launched
 
     def _on_sigterm(self) -> None:
-        """End the node: the guardian has exited or forwards SIGTERM, or a sweep has left a note for the launcher."""
+        """End the node as on SIGTERM; if a sweep has left a note, pass its text on to the launcher."""
         note = self._boot.socket_path.with_name(_SWEPT_BY)
         with contextlib.suppress(OSError):
             self._send_to_launcher({"event": "swept", "by": note.read_text()})

@@ -1,4 +1,4 @@
-"""``NodeLink`` to another node's daemon: frames over gRPC, in order per source, and large bodies on a bulk stream."""
+"""``NodeLink``: sends frames to another node's daemon over gRPC, in order per source, with bodies on a bulk stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = own_logger(__name__)
 _WITH_BODY: Final = frozenset({frames.CALL, frames.REPLY, frames.MESSAGE, frames.PUT, frames.GIVE})
 _OF_A_DAEMON: Final = frozenset({frames.GIVE, frames.QUEUE})
 _HEADER: Final = struct.Struct("<QQQ")
-"""Header of a piece: number of the transfer, size of the whole body, offset of the piece."""
+"""Header of a piece: the transfer's number, the size of the whole body, and the piece's offset."""
 
 
 class NodeTransport(Protocol):
@@ -52,13 +52,13 @@ OnFrame = Callable[["NodeLink", list[Any], list[int]], None]
 
 
 class NodeLink:
-    """Frames between this node and another node, in order per source.
+    """Link that carries frames between this node and another node, in order per source.
 
     A frame whose body is a descriptor is sent at once; the body follows in pieces on the bulk stream.  The receiver
     holds back the frame, and later frames from the same source, until the body is complete.
 
     Args:
-        pool: reusable memory for received bodies, because first writes to fresh memory cost more than the encryption.
+        pool: reusable memory for received bodies, because first writes to fresh memory cost more than encryption.
 
     Attributes:
         over: reason why the link ended; later frames are dropped.
@@ -251,7 +251,7 @@ class NodeLink:
             self._on_lost(self, reason)
 
     async def close(self) -> None:
-        """Close the link: sent frames arrive, queued bodies are dropped."""
+        """Close the link: frames already sent still arrive, but queued bodies are dropped."""
         if self.over is None:
             self._drop("this node has closed it")
         await self._link.close()

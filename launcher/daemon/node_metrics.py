@@ -1,6 +1,6 @@
-"""The metrics of one node, from the daemon, the kernel and the metric cells in processes' rings.
+"""Collection of one node's metrics from the daemon, the kernel and the metric cells in processes' rings.
 
-No process takes part, so metrics of a stopped process or a blocked loop are readable, too.
+The processes do not take part, so metrics are available even if a process is stopped or its loop is blocked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PROCESSES_PER_TURN: Final = 32
 
 MAX_CELLS_PER_NODE: Final = 1 << 15  # limit on metric cells served per node, so that they fit into one frame
 
-Samples = dict[str, list[list[Any]]]  # maps each metric to rows of label values, without the node's, and the value
+Samples = dict[str, list[list[Any]]]  # maps each metric to rows: labels except the node's, then the value
 
 
 def metrics_in(log_dir: Path, endpoint: int) -> list[RingMetric]:
@@ -52,7 +52,7 @@ def metrics_in(log_dir: Path, endpoint: int) -> list[RingMetric]:
 
 
 class NodeMetricsReader:
-    """One daemon's handler for the metrics of its node."""
+    """Handler for requests for one node's metrics."""
 
     def __init__(
         self, router: Router, channels: Channels, death_watch: DeathWatch, probes: Probes, log_dir: Path
@@ -66,7 +66,7 @@ class NodeMetricsReader:
         self._driver_ranks = itertools.count()
 
     async def node_metrics(self, requester: Requester, op: operations.ScrapeNode) -> dict[str, Any]:
-        """Return ``samples``, and ``cells``: kind and values by labelled name, each value with group and rank."""
+        """Return ``samples``, and ``cells``: a map from labelled name to the kind and rows of group, rank and value."""
         samples: Samples = defaultdict(list)
         began = clock.monotonic()
         await asyncio.sleep(0)

@@ -44,7 +44,7 @@ class MemoryKills:
 
 
 def explain_kill(pid: int, at_start: MemoryKills) -> str:
-    """Explain a SIGKILL as an out-of-memory kill; return an empty text if the kernel did not send the signal."""
+    """Explain a SIGKILL as an out-of-memory kill; return an empty string if the kernel did not send the signal."""
     global _explained
     if (logged := _is_in_kernel_log(pid, at_start.when)) is not None:
         return "out of memory, as the kernel's log says" if logged else ""

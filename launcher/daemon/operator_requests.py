@@ -1,4 +1,4 @@
-"""Operators' requests (``rlinf-ctl``) that a daemon answers itself, about processes, logs and devices, and kills."""
+"""Handlers for operators' requests (``rlinf-ctl``): facts about processes, logs and devices, and kills of ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DEVICE_USE_TIMEOUT_S: Final = 2.0
 
 
 class OperatorRequests:
-    """Handlers of one daemon; none waits for a process of the run."""
+    """One daemon's handlers for operators' requests; none of them waits for a process of the run."""
 
     def __init__(self, router: Router, probes: Probes, templates: Templates, node: str, log_dir: Path) -> None:
         self._router = router
@@ -85,7 +85,7 @@ def _details(endpoint: Endpoint) -> dict[str, Any]:
     pid = endpoint.pid if process is None else process.pid
     environment: Mapping[str, str] = {} if process is None else process.setup.spec["env"]
     return {
-        # A worker's command line is merely its template's.
+        # A worker has its template's command line, which says nothing about the worker.
         "command": command_of(pid) if process is None else "",
         "log": "" if process is None else str(process.log),
         "devices": [device for device in environment.get("VISIBLE_DEVICES", "").split(",") if device],

@@ -1,7 +1,7 @@
-"""Templates that have also imported other modules than torch; one for each set of modules and surroundings.
+"""Templates that have imported modules besides torch, one for each set of modules and surroundings.
 
-Each is forked from a plain template, and imports the modules itself. A module that raises, hangs, ends its process or
-cannot be inherited costs only that child: the next child imports the other modules, and workers import this one.
+Each is forked from a plain template and imports the modules itself. A module that raises, hangs, ends its process or
+cannot be inherited costs only that child: the next child skips the module, and workers import it themselves.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class PreloadRequest:
-    """Modules to import, in order, before a launch's fork, which fails if a user-named one (``asked``) is missing."""
+    """Modules to import, in order, before forking workers; the launch fails if a module in ``asked`` is missing."""
 
     node: str
     modules: tuple[str, ...]
@@ -102,7 +102,7 @@ class PreloadedTemplate(ForkServer):
 
     Attributes:
         outcome: resolves to None when ready, or to the refusal.
-        users: launches that are about to fork from this template.
+        users: number of launches that are about to fork from this template.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ _Key = tuple[tuple[str, ...], Surroundings]
 
 
 class Preloads:
-    """A node's templates with imported modules, created on demand."""
+    """A node's preloaded templates, created on demand."""
 
     def __init__(self, next_log: Callable[[], Path | None]) -> None:
         self._next_log = next_log
@@ -185,7 +185,7 @@ class Preloads:
 
     @contextlib.asynccontextmanager
     async def use(self, plain: ForkServer, wanted: PreloadRequest, on_refused: OnRefused) -> AsyncIterator[ForkServer]:
-        """Context manager: a template with these modules, or ``plain`` if workers cannot inherit any of them.
+        """Context manager that yields a template with these modules, or ``plain`` if workers can inherit none of them.
 
         The template lives at least until the block ends.  ``on_refused`` is called once for each module that workers
         must import themselves.  Raises LaunchError if a named module does not exist, or no template could be forked.

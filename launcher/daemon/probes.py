@@ -1,4 +1,4 @@
-"""``Probes``: finds, in subprocesses, GPUs' EGL numbers for workers' variables, and the registered hardware."""
+"""``Probes``: runs subprocesses that find GPUs' EGL numbers for workers' variables, and the registered hardware."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Probes:
             self._renderers.set_result(found)
 
     async def rendering(self, worker: Mapping[str, str], said: Mapping[str, str]) -> dict[str, str]:
-        """Return a worker's variables with its EGL device; ``said``, all its variables, tells whether EGL renders."""
+        """Return a worker's variables plus its EGL device, unless its environment ``said`` selects another renderer."""
         changed = dict(worker)
         if said.get("MUJOCO_GL", "").lower() in _OTHER_RENDERERS:
             for name in ("MUJOCO_EGL_DEVICE_ID", "EGL_DEVICE_ID"):

@@ -33,7 +33,7 @@ class NodeSite(Protocol):
 
 
 class ProfiledStarter:
-    """Starter of one worker in an interpreter under a profiler.  Raises LaunchError if the tool is missing.
+    """Starter that runs one worker in an interpreter under a profiler.  Raises LaunchError if the tool is missing.
 
     ``wrapped`` holds ``command``, ``tool``, ``env`` and ``directory`` of a ``WrappedInterpreter``; this node's values
     replace ``{python}`` and ``{log_dir}`` in them.  The tool's variables are added to the worker's ``environment``.

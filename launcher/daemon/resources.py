@@ -119,7 +119,7 @@ def _upwards(mount: Path, path: str) -> Iterator[Path]:
 
 
 def _quota(limit: str = "", period: str = "") -> Iterator[float]:
-    """Yield the CPUs that one group allows; nothing without a limit (``max`` or -1)."""
+    """Yield the number of CPUs that one group allows; yield nothing if it has no limit (``max`` or -1)."""
     if limit.isdecimal() and period.isdecimal() and int(period):
         yield int(limit) / int(period)
 

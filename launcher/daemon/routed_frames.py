@@ -58,7 +58,7 @@ def is_well_formed(frame: list[Any], fds: list[int]) -> bool:
 
 
 def is_valid_queue_frame(frame: list[Any], fds: list[int]) -> bool:
-    # A list as the body would be mistaken for a transfer between nodes; a text says why the body was lost.
+    # A list as the body would be mistaken for a transfer between nodes; a string explains why the body was lost.
     if frame[0] != frames.PUT:
         return not fds
     return _is_sealed(frame[-1], fds) if fds else type(frame[-1]) in (bytes, int, str)

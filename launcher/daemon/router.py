@@ -1,7 +1,7 @@
-"""A daemon's frame router between local endpoints and other nodes; tracks calls, and fails those to dead workers.
+"""A daemon's frame router between local endpoints and other nodes; it tracks calls and fails calls to dead workers.
 
 The router reads headers and never bodies.  An *endpoint* is a local process with a socket: a driver or a worker.  The
-source of a frame is the connection on which it arrived, whatever the frame itself claims.
+source of a frame is the connection on which it arrived, regardless of what the frame itself claims.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ MAX_DIRECT_WORKERS: Final = 256
 
 
 class Router:
-    """Frame routing of one node: its endpoints, its links to other nodes, and requests that await an answer.
+    """Frame router of one node, with its endpoints, its links to other nodes, and requests that await an answer.
 
-    The class has more than 30 methods, one per kind of frame, because all kinds are routed by the same state.
+    The class has more than 30 methods, one per kind of frame, because all kinds are routed using the same state.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ class Router:
         self.deliver(frame)
 
     def _answer_resume(self, gone: int, target: int, owner: int) -> None:
-        # -1: the other process has ended, so nothing will be sent again.
+        # -1 means that the other process has ended, so nothing will be resent.
         self.deliver((frames.RESUME, 0, gone, target, owner, -1))
 
     def end_resumptions(self, gone: Endpoint) -> None:
@@ -400,7 +400,7 @@ class Router:
             self.deliver((frames.REPLY, 0, me, frame[2], frame[4], slot, int(status), body))
 
     def _refuse(self, source: int, call: int, slot: int, endpoint: Endpoint | None, method: str = "") -> None:
-        """Answer a call to a dead or unknown worker; ``method`` was open at the death without this daemon knowing."""
+        """Answer a call to a dead or unknown worker; ``method`` was running at its death, unknown to this daemon."""
         if endpoint is not None and endpoint.exit_report is not None:
             status, body = Status.DIED, endpoint.death_of(source, call, method)
         elif endpoint is not None and endpoint.root is not None:
@@ -412,7 +412,7 @@ class Router:
         self.deliver((frames.REPLY, 0, me, source, call, slot, int(status), body))
 
     def _route_signal(self, frame: list[Any]) -> None:
-        """Forward a CANCEL, CREDIT or FAILED to every target of its route."""
+        """Forward a CANCEL, CREDIT or FAILED frame to every target of its route."""
         kind, _, source, route, *rest = frame
         if type(rest[0]) is not int or (kind == frames.CREDIT and type(rest[1]) is not int):
             raise FrameError(f"a frame of kind {kind} about call {rest[0]!r}")
@@ -429,7 +429,7 @@ class Router:
     # -- ends ---------------------------------------------------------------------------------------------------
 
     def fail_pending_calls(self, endpoint: Endpoint, report: Any, *, expected: bool) -> None:
-        """Answer a dead worker's pending calls with its exit report, or with "closed" if its end was expected."""
+        """Answer a dead worker's pending calls with its exit report, or with "closed" if the exit was expected."""
         endpoint.exit_report = frames.pack(report)
         me = frames.endpoint(self.node, 0)
         closed = frames.pack("its group was closed")

@@ -73,7 +73,7 @@ class RunLogs:
             self._lock = -1
 
     def prune(self, keep: int) -> None:
-        """Remove old runs, except the newest run, the newest run with a bundle, and live runs."""
+        """Remove ended runs, except the newest ``keep`` runs with a bundle and the newest ``keep`` runs without one."""
         if self._parent is None:
             return
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:

@@ -25,7 +25,7 @@ _NODE_TIMEOUT_S: Final = 2.0
 
 
 class RunMetrics:
-    """Node 0's handler that serves a run's metrics on request, at ``address`` (empty without a server)."""
+    """Node 0's handler that serves a run's metrics on request; ``address`` is empty while there is no server."""
 
     def __init__(self, router: Router, name: str, welcome: Callable[[], dict[str, Any]]) -> None:
         self._router = router
@@ -37,7 +37,7 @@ class RunMetrics:
         self.address = ""
 
     async def serve_metrics(self, requester: Requester, op: operations.ServeMetrics) -> str:
-        """Start serving metrics; return the address with its port.  Raises ConfigError if another address does."""
+        """Start serving metrics; return the address with its port.  Raises ConfigError if served elsewhere already."""
         async with self._opening:  # two drivers may ask at the same time
             if op.address in (self._asked, self.address) and self.address:
                 return self.address

@@ -2,7 +2,7 @@
 
 The daemon's loop never waits for a disk. It passes changes to the thread, which writes all queued changes in one
 transaction and reports them back in order. SQLite preserves everything that a killed process has committed, but does
-not wait for the disk (``synchronous=OFF``), so a power failure may lose the last transactions, or the file.
+not wait for the disk (``synchronous=OFF``), so a power failure may lose the last transactions or even the file.
 
 The file is locked while it is open; the kernel releases a killed process's lock.
 """
@@ -32,7 +32,7 @@ logger = own_logger(__name__)
 _MAX_CHANGES: Final = 256  # limit per transaction, since changes are reported only after the whole transaction
 
 _LOCK_WAIT_S: Final = 2.0
-"""Seconds to wait for the lock of a process just killed, or of an experience just closed."""
+"""Seconds to wait for a lock still held by a process that was just killed or an experience that was just closed."""
 
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS samples (
@@ -69,7 +69,7 @@ class SampleStore:
         return f"<SampleStore {self._path}>"
 
     async def open(self) -> tuple[dict[str, int], list[Row]]:
-        """Open the file; return an earlier run's counts and samples.  Raises ConfigError, for example if in use."""
+        """Open the file; return an earlier run's counts and samples.  Raises ConfigError if the file is unusable."""
         self._thread.start()
         return await self._opened
 

@@ -54,7 +54,7 @@ _RETURN_ANSWER_S: Final = 2.0
 """Seconds to wait for other nodes to acknowledge that a rank has been restarted or will not be."""
 
 _MAX_UNOBSERVED_ERRORS: Final = 1000
-"""Unobserved errors kept for the launcher: one decides the exit code, and users read only the first few."""
+"""Limit on unobserved errors kept for the launcher: one decides the exit code, and users read only the first few."""
 
 
 class SharedLinkService:
@@ -72,13 +72,13 @@ class SharedLinkService:
 
 
 class StuckRanks:
-    """Handlers for this node's ranks in a collective that a failed rank has left."""
+    """Handlers for this node's ranks that are stuck in a collective because another rank failed."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
 
     async def owes_call(self, requester: Requester, op: operations.OwesCall) -> bool:
-        """True if a worker has the call pending, or a call that the same source made after ``op.after``."""
+        """True if the call, or one that the same source made after ``op.after``, is pending on the worker."""
         endpoint = self._router.endpoints.get(op.number)
         if endpoint is None or endpoint.exit_report is not None:
             return False
@@ -86,7 +86,7 @@ class StuckRanks:
         return calls.is_pending(op.source, op.call) or calls.has_later(op.source, op.after)
 
     async def kill_stuck(self, requester: Requester, op: operations.KillStuck) -> None:
-        """Kill the requester: its main thread cannot be freed, or one of its background tasks has failed."""
+        """Kill the requester, because its main thread cannot be freed or one of its background tasks has failed."""
         endpoint = self._router.endpoints.get(frames.number_of(requester.endpoint))
         if frames.node_of(requester.endpoint) != self._router.node or endpoint is None or endpoint.process is None:
             raise ValueError("only a worker of this node can ask for its end")
@@ -103,9 +103,9 @@ class StuckRanks:
 
 
 class DaemonService:
-    """Handlers of a daemon's control requests; ``abandon`` closes a group whose owner has ended.
+    """Handlers for a daemon's control requests; ``abandon`` closes a group whose owner has ended.
 
-    When a process of this node attaches, it receives ``welcome``, facts about the run, and facts about ``lost`` nodes.
+    A process that attaches to this node receives ``welcome`` (facts about the run) and ``lost`` (about lost nodes).
     """
 
     def __init__(
@@ -267,14 +267,14 @@ class DaemonService:
             for node in nodes:
                 # The other daemon handles a request as a task. A call that the owner sends right after the request,
                 # for example from a restart hook, would overtake it, and the rank would send to the dead process. So
-                # nodes receive an event, which keeps its place in the stream. An owner on another node sends its
-                # calls over other links.
+                # nodes receive an event, which keeps its place in the stream. This does not help an owner on another
+                # node, whose calls use other links, so its request is answered after all nodes have acknowledged.
                 # tests/simulation/test_sim_restarts.py::test_a_hook_sends_to_the_incarnation_that_is_back
                 self.router.send_event(frames.endpoint(node, 0), "rank_returned", vars(op))
             if not frames.node_of(requester.endpoint):
                 for node in nodes:
                     if node != frames.node_of(op.was):
-                        # Only that node's experiences need the request, so the owner need not wait for it.
+                        # Only the experiences on ``node`` need this request, so the owner does not wait for it.
                         self.router.request(node, op)
                 nodes = [node for node in nodes if node == frames.node_of(op.was)]
             with contextlib.suppress(TimeoutError):  # a node may be temporarily unreachable
@@ -341,10 +341,10 @@ class DaemonService:
         run_all(f"worker {endpoint.name}", parts)
 
     def forget_endpoint(self, gone: int, *, ended: bool = True) -> None:
-        """Free everything that a local endpoint owned, on all nodes; state shared with its group only if ``ended``."""
+        """Free a local endpoint's state on all nodes; state shared with its group is freed only if ``ended``."""
         frame = (frames.GONE, 0, frames.endpoint(self._site.node, 0), gone, ended)
         parts = (
-            lambda: self._confirm_taken(gone),  # first, because unconfirmed items then return to their queues
+            lambda: self._confirm_taken(gone),  # first, because the next steps return unconfirmed items to their queues
             lambda: self.router.broadcast(frame),
             lambda: self.drop_owner(gone, ended=ended),
         )

@@ -13,10 +13,10 @@ from rlinf_async._recorder.state.event_ring import HEADER, NAMES_AT, EventKind, 
 from rlinf_async._recorder.state.span_log import MAX_RECORD_BYTES, RECORDS_AT, WORDS, WORDS_AT
 from rlinf_async._trace.state.tracks import Tracks
 
-_PIECE_BYTES: Final = 1 << 14  # parsed before other tasks of the loop run; about 200 spans
+_PIECE_BYTES: Final = 1 << 14  # bytes parsed before other tasks of the loop may run; about 200 spans
 
 _OTHER_CLOCK_NS: Final = 500_000_000
-"""Difference between clocks above which a process has its own monotonic clock (a time namespace)."""
+"""Clock difference above which a process must have its own monotonic clock (in a time namespace)."""
 
 _SERVE, _SPAN = int(EventKind.SERVE), int(EventKind.SPAN)
 _OPERATIONS: Final = {
@@ -28,14 +28,14 @@ _OPERATIONS: Final = {
         (EventKind.WEIGHTS, "weights ", "weights", "version"), (EventKind.WAIT, "", "wait", ""),
     )
 }  # fmt: skip
-"""Maps each kind to how it is drawn: name prefix, category, and the name of the argument with its value."""
+"""Maps each kind to how it is drawn: name prefix, category, and the name of the argument that holds its value."""
 
 
 class SpanTail:
-    """Reader of one process's span log.  Raises ValueError if the file is incomplete or no span log, or OSError.
+    """Reader of one process's span log.  Raises OSError, or ValueError if the file is incomplete or not a span log.
 
-    ``shift`` is how many nanoseconds this process's clock is ahead of the other process's clock.  ``has_more``: the log
-    has unread spans from before the last ``aim``.
+    ``shift`` is how many nanoseconds this process's clock is ahead of the other process's clock.  ``has_more`` is True
+    if the log has unread spans written before the last ``aim``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -118,7 +118,7 @@ class SpanTail:
 
     @staticmethod
     def _words(fd: int) -> tuple[int, int]:
-        """Return how many bytes were written and operations begun."""
+        """Return the number of bytes written and the number of operations begun."""
         written, begun = WORDS.unpack(_read(fd, WORDS.size, WORDS_AT))
         return written, begun
 

@@ -1,6 +1,6 @@
 """``StackReader``: reads unresponsive processes' stacks, which a signal handler dumps into a pipe.
 
-A process registers faulthandler's handler when it attaches; its HELLO names its descriptor of the pipe
+A process registers faulthandler's handler when it attaches; its HELLO contains its descriptor number for the pipe
 (``_inspection/state/stack_dump.py``)::
 
     daemon ── opens /proc/PID/fd/N for reading ──► pipe ◄── write end N ── process
@@ -38,7 +38,7 @@ class Stacks:
 
 
 class StackReader:
-    """Reader of one daemon's dumps, at most one per process at a time, shared by simultaneous readers."""
+    """Reader of stack dumps; simultaneous requests for one process share a single dump."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -75,7 +75,7 @@ class _Dump:
         self._timers: list[asyncio.TimerHandle] = []
 
     def begin(self, endpoint: Endpoint) -> None:
-        """Send the signal and start reading; without a pipe or handler raise OSError and send nothing."""
+        """Send the signal and start reading; raise OSError, and send nothing, if the process has no pipe or handler."""
         pid = endpoint.os_pid
         if endpoint.stacks is None:
             raise OSError("it has no pipe for its stacks")
@@ -84,8 +84,8 @@ class _Dump:
         )
         if not stat.S_ISFIFO(os.fstat(self._fd).st_mode):
             raise OSError(f"its descriptor {endpoint.stacks} is another file now")
-        # By default the signal kills.  A process that exec'ed another program has lost its handler, but has the same
-        # pid and perhaps the same descriptors.
+        # By default, the signal kills the process.  A process that exec'ed another program has lost its handler, but
+        # has the same pid and perhaps the same descriptors.
         # tests/launcher/daemon/test_stack_reader.py::test_a_process_without_the_handler_is_not_sent_the_signal
         if not catches(pid, stack_dump.SIGNAL):
             raise OSError("it has no handler for the signal that requests its stacks")

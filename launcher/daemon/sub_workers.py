@@ -1,4 +1,4 @@
-"""Sub-workers: admits workers' subprocesses, identified by their ancestors, and reports their ends."""
+"""``SubWorkers``: admits workers' subprocesses, which it identifies by their ancestors, and reports their exits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_KEPT_ENDS: Final = 64
 class SubWorkers:
     """Processes that workers have started themselves and that have attached to this node.
 
-    Each has a worker among its ancestors, a name below that worker's name, and ends no later than the worker.
+    Each descends from a worker, has a name below that worker's name, and ends no later than the worker.
     """
 
     def __init__(self, router: Router, node_name: str) -> None:
@@ -94,7 +94,7 @@ class SubWorkers:
         return None if root.closing else report
 
     def _forget_oldest(self, root: int, ended: Endpoint) -> None:
-        """Keep a worker's latest ended subprocesses, and none of a forgotten worker."""
+        """Forget a worker's ended subprocesses, except the latest ones if the worker itself is still known."""
         below = self._by_worker.get(root, [ended])
         past = [each for each in below if each.exit_report is not None]
         for endpoint in past[: -_MAX_KEPT_ENDS if root in self._by_worker else None]:

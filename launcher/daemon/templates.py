@@ -27,7 +27,7 @@ _EXEC_TIME_VARIABLES: Final = re.compile("|".join(map(fnmatch.translate, (
     "LD_*", "PYTHON*", "OMP_*", "KMP_*", "GOMP_*", "MKL_*", "OPENBLAS_*", "MALLOC_*", "GLIBC_TUNABLES",
     "TORCH_*", "PYTORCH_*",
 ))))  # fmt: skip
-"""Variables that are read when a program starts, so that setting them after a fork is too late."""
+"""Environment variables that programs read at startup, so that setting them after a fork has no effect."""
 
 _HOME: Final = str(Path(settings.__file__).parents[1])
 
@@ -40,7 +40,7 @@ def exec_time(environment: Mapping[str, str]) -> dict[str, str]:
 def template_command(flags: Sequence[str]) -> list[str]:
     """Return the template's command line after the interpreter, without the template's own arguments.
 
-    ``-I`` and ``-E`` hide PYTHONPATH, through which a daemon may have found this package; so code adds its folder.
+    ``-I`` and ``-E`` hide PYTHONPATH, which may have led the daemon to this package, so the command adds its folder.
     """
     if {"-I", "-E"}.isdisjoint(flags):
         return [*flags, "-P", "-m", "rlinf_async._worker.template"]
@@ -59,7 +59,7 @@ class Template(ForkServer):
         log: Path | None = None,
         flags: Sequence[str] = (),
     ) -> None:
-        """``log`` receives its output, by default this process's stdout; ``flags`` are options of the interpreter."""
+        """``log`` receives the process's output (default: this process's stdout); ``flags`` are interpreter options."""
         own, other = control_pair()
         output = open_log(log)
         try:
@@ -149,7 +149,7 @@ class Templates:
     def preloaded(
         self, plain: ForkServer, wanted: PreloadRequest, on_refused: OnRefused
     ) -> contextlib.AbstractAsyncContextManager[ForkServer]:
-        """Enter a template that has imported these modules; see ``Preloads.use``."""
+        """Return a context manager for a template that has imported these modules; see ``Preloads.use``."""
         return self._preloads.use(plain, wanted, on_refused)
 
     def next_log(self) -> Path | None:

@@ -39,11 +39,11 @@ from .span_tail import SpanTail
 
 logger = own_logger(__name__)
 
-_INTERVAL_S: Final = 0.25  # interval of reads, too short for a process to fill its span log
+_INTERVAL_S: Final = 0.25  # interval between reads, too short for a process to fill its span log
 
 _CLOCK_SAMPLES: Final = 64
-"""Number of clock readings, of which the one with the shortest round trip counts. On busy processors, most round trips
-take longer than a call, which would then be drawn before its caller and without an arrow."""
+"""Number of clock readings; only the one with the shortest round trip counts. On busy processors, most round trips
+take longer than a call, so the trace would show the call before its caller and without an arrow."""
 
 _CLOCK_TIMEOUT_S: Final = 2.0
 
@@ -68,7 +68,7 @@ class Traces:
         self._log_dir = log_dir
         self._welcome = welcome
         self._gone = gone
-        self._tails: dict[str, SpanTail] = {}  # readers of local processes' span logs, by file name
+        self._tails: dict[str, SpanTail] = {}  # maps each file name to a reader of a local process's span log
         self._seen_files: set[str] = set()
         self._file: TraceFile | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -158,7 +158,7 @@ class Traces:
         self._router.ask(self._router.node, operations.CollectTrace()).add_done_callback(self._end_round)
 
     def _end_round(self, done: asyncio.Future[None]) -> None:
-        # An error ends the rounds: the writing node was lost, or the error is logged.
+        # An error ends the rounds: either the writing node was lost, or the handler has logged the error.
         if not done.cancelled() and done.exception() is None:
             self._wait()
 

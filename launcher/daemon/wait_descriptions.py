@@ -1,4 +1,4 @@
-"""Descriptions of long waits for error texts: requests' progress at this daemon, and queues' contents."""
+"""Descriptions of long waits, for error messages: requests' progress at this daemon, and queues' contents."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def prepare(
     """Return the environment for one request's workers; raise LaunchError if the node lacks ``python``.
 
     The group's ``env`` overrides everything else.  Path lists of ``node_env``, from the configuration, extend the
-    node's; path lists of ``script_env``, the launching script's changes (None: deleted), precede the node's.
+    node's; path lists of ``script_env``, the launching script's changes (None if deleted), precede the node's.
     """
     own = _changed(own, script_env)
     everything = merge_worker_env_vars(own, node_env, get_path_env_merge_mode({**own, **node_env}))

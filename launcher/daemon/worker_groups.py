@@ -1,4 +1,4 @@
-"""``WorkerGroups``: one node's part of the run's worker groups; starts workers, and shuts groups down.
+"""``WorkerGroups``: manages one node's part of the run's worker groups: starts workers and shuts groups down.
 
 It also keeps the listening sockets of groups' stores, at MASTER_PORT, until rank 0 takes them over.
 """
@@ -48,13 +48,13 @@ class LocalGroup:
     """One node's part of a worker group.
 
     Attributes:
-        number: number of the group's registered name, which tells groups of the same name apart.
-        supervised: the owner restarts dead workers.
+        number: number of the group's registered name, which distinguishes groups with the same name.
+        supervised: True if the owner restarts dead workers.
         close_grace: seconds for workers to end after the owner has ended.
         former: dead workers whose rank was restarted.
         past: endpoints dropped from ``former``, which may own channels that live as long as the group.
-        spawning: open requests to start workers.
-        store: socket of the store at MASTER_PORT, for the next rank 0.
+        spawning: number of pending requests to start workers.
+        store: listening socket for the store at MASTER_PORT, which the next rank 0 takes over.
     """
 
     number: int
@@ -72,7 +72,7 @@ class LocalGroup:
 
 @dataclass(frozen=True)
 class Site:
-    """Constants of a node: names, address, log directory, workers' environment."""
+    """A node's constants, such as its name, its address, its log directory and its workers' environment."""
 
     run: str
     node: int
@@ -96,7 +96,7 @@ class Site:
 
 
 class WorkerGroups:
-    """Workers of one node, started and ended with their groups.
+    """Manager of one node's workers, which start and end with their groups.
 
     Args:
         abandon: closes a group whose owner has ended.
@@ -106,7 +106,7 @@ class WorkerGroups:
 
     Attributes:
         by_number: maps the number of each registered name to its group.
-        closing: the node is shutting down and starts no more workers.
+        closing: True once the node is shutting down and starts no more workers.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class WorkerGroups:
             return await self._spawn_in(group, op)
         finally:
             group.spawning -= 1
-            # A concurrent request may still start workers of this group, and without the entry nothing would end them.
+            # A concurrent request may still start workers of this group; without this entry, nothing would end them.
             # A group whose ranks are all being restarted keeps its channels and the store.
             # tests/launcher/daemon/test_group_spawns.py::test_a_failed_spawn_leaves_the_groups_other_workers
             if not (group.spawning or group.workers or group.former) and group.closed is None:
@@ -188,7 +188,7 @@ class WorkerGroups:
                 _close_store_of(group)
 
     def _group_of(self, owner: int, op: operations.OpenStore | operations.Spawn) -> LocalGroup:
-        """Return a request's group, which the first request creates."""
+        """Return a request's group; the first request for a group creates it."""
         group = self.by_number.setdefault(op.number, LocalGroup(op.number, op.group, owner))
         if group.owner != owner:
             raise LaunchError(f"group '{group.name}' (number {op.number}) is another process's, and not '{op.group}'")
@@ -287,8 +287,8 @@ class WorkerGroups:
     ) -> Endpoint:
         site = self._site
         environment = place.variables(await self._probes.rendering(worker["env"], place.variables(worker["env"])))
-        # The template's import may have taken a long time. If the group was closed in the meantime, its worker would
-        # take the store of the next group with the same name.
+        # The template's import may have taken a long time. If the group was closed in the meantime, a worker started
+        # now would take the store of the next group with the same name.
         self._check_wanted(group)
         threads = self._threads(op, worker["env"], environment)
         environment = self._shared_variables(environment, threads)

@@ -1,4 +1,4 @@
-"""``WorkerProcess``: a worker as the daemon's child, with its start, output, end, exit report and leftovers."""
+"""``WorkerProcess``: runs a worker as the daemon's child, and handles its output, exit report and leftovers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class WorkerStarter(Protocol):
 
 @dataclass
 class WorkerSetup:
-    """Inputs of a worker process: plain data, and descriptors to inherit."""
+    """Inputs for starting a worker process: plain data, and descriptors to inherit."""
 
     group: str
     rank: int
@@ -50,7 +50,7 @@ class WorkerSetup:
 
 
 class WorkerProcess:
-    """A worker; ``ended`` resolves to its exit status once it is dead, its output read and its descendants ended."""
+    """A worker; ``ended`` resolves to its exit status once its output is read and all its descendants have ended."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, setup: WorkerSetup, node: str, log_dir: Path) -> None:
         self._loop = loop

@@ -1,4 +1,4 @@
-"""``Archive``: the folder that ``--sync`` ships, as a compressed tar in memory: git's files, or all but caches."""
+"""``Archive``: a compressed tar, in memory, of the folder that ``--sync`` ships: git's files, or all except caches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Archive:
         data: a compressed tar file, with names relative to the folder.
         files: number of files in the archive.
         largest: the largest files as ``(bytes, name)``, largest first.
-        left_out: members that cannot be shipped: links out of the folder, sockets, devices.
+        left_out: members that cannot be shipped: sockets, devices, and links that lead out of the folder.
         unread: checkouts that git could not read, with git's error; the archive contains all their files.
     """
 
@@ -53,14 +53,14 @@ class Archive:
 
 
 def pack(folder: Path) -> Archive:
-    """Pack the files that git tracks or would add, or without git all but caches; blocks.  Raises ConfigError."""
+    """Pack the files that git tracks or would add, or all except caches if git is unavailable.  Raises ConfigError."""
     sink = io.BytesIO()
     sizes: list[tuple[int, str]] = []
     left_out: list[str] = []
     unread: list[tuple[Path, str]] = []
     name = ""
     try:
-        # Level 1, because code is small, and more compression would take longer than it saves on the network.
+        # Use level 1: code is small, and stronger compression would take longer than it saves on the network.
         with tarfile.open(fileobj=sink, mode="w:gz", compresslevel=1, format=tarfile.PAX_FORMAT) as tar:
             for name in _names(folder, unread):
                 member: Any = tar.gettarinfo(folder / name, name)
@@ -118,7 +118,7 @@ def _names(folder: Path, unread: list[tuple[Path, str]]) -> Iterator[str]:
 
 
 def _git_names(folder: Path, unread: list[tuple[Path, str]]) -> list[str] | None:
-    """Return the files that git lists; None without a checkout or git, on an error, or if git ignores every file."""
+    """Return the files that git lists; None if there is no checkout or git, git fails, or git ignores every file."""
     if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
         return None
     command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]

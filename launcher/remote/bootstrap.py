@@ -1,8 +1,8 @@
 """The bootstrap of a host: the ``python -c`` line that runs a program read from stdin, and the bytes for stdin.
 
 The line is the same for every host and run and contains no secrets; the program and all secrets follow on stdin.  The
-line must pass any login shell unchanged (one line; no single quote, doubled backslash or exclamation mark), run on
-whatever Python ``python`` is, and not read a byte too many, because stdin becomes the daemon's.
+line must pass through any login shell unchanged (one line; no single quote, doubled backslash or exclamation mark), run
+on any version of Python, and not read a byte too many, because stdin becomes the daemon's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``Connector``, the interface for reaching a host (ssh, srun or this machine): commands, and errors explained."""
+"""``Connector``: the interface for reaching a host (by ssh, srun or locally): commands, and explanations of errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Connector(Protocol):
         """True if the host is this machine."""
 
     def end_command(self, answer: Mapping[str, Any]) -> Sequence[str]:
-        """Return a command that ends a remote side unaware of its dead connection; its preflight gave ``answer``."""
+        """Return a command to end a remote side unaware of its dead connection; ``answer`` came from its preflight."""
 
     def explain(self, exited: RemoteExit) -> str:
         """Explain why the remote side has ended, and how to fix it."""

@@ -1,4 +1,4 @@
-"""The user's environment variables that every node of a run receives, by patterns, ``-e`` and env files."""
+"""Selection of the user's environment variables that every node receives, by patterns, ``-e`` and env files."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def chosen(
 ) -> dict[str, str]:
     """Return the variables for every node, sorted by name.  Raises ConfigError.
 
-    Shell ``patterns`` add to ``EXPORTED``; a pattern beginning with ``!`` excludes names.  Lines of ``files`` override
-    ``environ``, later files override earlier ones; ``named`` (``-e``) overrides all, None meaning ``environ``'s value.
+    Shell ``patterns`` add to ``EXPORTED``; a pattern that begins with ``!`` excludes names.  Later ``files`` override
+    earlier ones and ``environ``; ``named`` (``-e``) overrides all, and its None stands for ``environ``'s value.
     """
     patterns = tuple(patterns)
     wanted = EXPORTED + tuple(each for each in patterns if not each.startswith("!"))

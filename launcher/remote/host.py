@@ -33,17 +33,17 @@ class Host:
 
     Attributes:
         name: argument for ssh; IPv6 without brackets.
-        slots: number of workers; None means one per GPU, or one.
-        user, port: for ssh; None uses ssh's own configuration.
-        address: IP for the other nodes; None to discover it.
+        slots: number of workers; None means one per GPU, or one if the host has no GPU.
+        user, port: login name and port for ssh; None leaves them to ssh's own configuration.
+        address: IP address that other nodes use; None to discover it.
         python: interpreter to run on the host.
         gpus: devices to use, by index or UUID; None for all devices found.
         labels: labels for placement.
         env: variables for this host only.
         fake_gpus: number of GPUs to pretend to have, to try out a placement.
         source: location of the entry as ``file:line``.
-        max_slots: upper bound of ``slots``, also if ``slots`` is None.
-        slurm: its place in the Slurm allocation, if the launcher reaches it with srun.
+        max_slots: upper bound on ``slots``, which applies even if ``slots`` is None.
+        slurm: the host's place in the Slurm allocation, if the launcher reaches the host with srun.
     """
 
     name: str
@@ -75,7 +75,7 @@ def describe(host: Host, *, is_here: bool = False) -> str:
     """Describe a parsed host in one line, with secrets masked.
 
     Args:
-        is_here: the host is this machine.
+        is_here: True if the host is this machine.
     """
     words = [host.name]
     words += [f"user={host.user}"] if host.user else []

@@ -1,6 +1,6 @@
 """``HostCheck``: runs the preflight on all hosts, compares the answers, chooses addresses, and holds the lifelines.
 
-In a run the preflight processes then become the daemons, with the same stdin and stdout.
+In a run, the preflight processes later become the daemons and keep their stdin and stdout.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAX_CLOCK_AHEAD_S: Final = 360 * 24 * 3600.0
 
 
 class HostCheck:
-    """Preflights of all hosts, with each rank's answer and its open lifeline, which the caller must close."""
+    """Runner of all hosts' preflights; holds each rank's answer and open lifeline, which the caller must close."""
 
     def __init__(self, nodes: Sequence[PlannedNode], options: Options, run: str, report: Report) -> None:
         self.python_path = ""
@@ -51,7 +51,7 @@ class HostCheck:
         self._slots = asyncio.Semaphore(int(settings.SSH_AT_ONCE()))
 
     async def look(self, deadline: float | None) -> dict[int, str]:
-        """Run the preflight on all hosts; return error texts by rank."""
+        """Run the preflight on all hosts; return a map from each rank that failed to its error text."""
         self.answers, failures = await on_all_nodes(
             len(self._nodes),
             self._visit,
@@ -154,11 +154,11 @@ class HostCheck:
         return str(self._folder(path.parent) / path.name)
 
     def _folder(self, folder: Path) -> Path:
-        """Return a folder as the user typed it; with ``--sync`` resolved, so that it is found in the shipped folder."""
+        """Return a folder as the user typed it, or resolved if ``--sync`` is used, to find it in the shipped folder."""
         return folder if self._options.sync is None else folder.resolve()
 
     def judge(self) -> dict[int, str]:
-        """Return error texts by rank from checks that compare all answers, or need this machine's facts."""
+        """Map ranks to error texts from checks that compare all answers or need this machine's facts."""
         failures: dict[int, list[str]] = {}
         binds = self.binds()
         complete = len(self.answers) == len(self._nodes)

@@ -40,7 +40,7 @@ class PlannedNode:
 
 
 def plan(hosts: Sequence[Host], options: Options) -> tuple[PlannedNode, ...]:
-    """Return a run's nodes by rank, at least one on this machine.  Raises ConfigError if there are too few hosts."""
+    """Return a run's nodes in rank order, at least one on this machine.  Raises ConfigError if hosts are lacking."""
     hosts = by_node_rank(chosen_hosts(hosts, options))
     nodes = [PlannedNode(rank, host, _way(host, options)) for rank, host in enumerate(hosts)]
     if not any(node.is_here for node in nodes):

@@ -80,7 +80,7 @@ def wait_for_order(patience: float) -> Dict[str, Any]:
 
 
 def become(order: Dict[str, Any], survey: "HostSurvey") -> None:
-    """Replace this process by the daemon; returns only by raising."""
+    """Replace this process with the daemon; return only by raising an exception."""
     environment = dict(os.environ)
     environment.update(order["env"])
     if survey.python_path:
@@ -94,7 +94,7 @@ def become(order: Dict[str, Any], survey: "HostSurvey") -> None:
 
 
 class HostSurvey:
-    """Checks of this host: its facts, and the requirements that it does not meet."""
+    """Survey of this host: its facts, and the requirements that it does not meet."""
 
     def __init__(self, request: Request) -> None:
         self.request = request

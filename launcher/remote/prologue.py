@@ -2,7 +2,8 @@
 
 The commands run in a bash that then execs the interpreter, so the daemon and its workers inherit everything that the
 commands export, load or activate.  Their stdin is empty and their stdout goes to stderr, because both belong to the
-daemon.  Without ``--python`` the interpreter is the ``python3`` that they put first on the PATH, else the launcher's.
+daemon.  Without ``--python``, the interpreter is the ``python3`` that the commands put first on the PATH, or else the
+launcher's own.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from .bootstrap import BOOTSTRAP
 _FAILED: Final = "rlinf-prologue: exit status "
 
 # The trap also reports a prologue that calls `exit`, or fails under `set -e`. The positional parameters are cleared
-# first, because a sourced script would take them for its own. The script has no single quotes, so it passes any login
-# shell.
+# first, because a sourced script would take them for its own. The script has no single quotes, so it passes through any
+# login shell.
 _SCRIPT: Final = (
     "rlinf_commands=$1 rlinf_python=$2 rlinf_default=$3 rlinf_bootstrap=$4; set --; "
     f'trap "echo {_FAILED}\\$? >&2" EXIT; '
@@ -38,7 +39,7 @@ def bootstrap_argv(python: str | None, default: str, prologue: str | None) -> tu
 
 
 def explain_prologue(exited: RemoteExit, prologue: str | None) -> str | None:
-    """Return a text about a failed prologue: exit status, last lines and a fix; None if it did not fail."""
+    """Describe a failed prologue by its exit status, last lines and a fix; return None if it did not fail."""
     status = next((line.removeprefix(_FAILED) for line in exited.stderr if line.startswith(_FAILED)), None)
     if prologue is None or status is None:
         return None

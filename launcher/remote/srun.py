@@ -1,8 +1,8 @@
 """``SrunConnector``: builds the command line of a Slurm step on one node of the job, and explains its failures.
 
-Each node gets a step.  ``--overlap`` admits the step next to other steps; without ``--exact`` it has all the job's CPUs
-on the node; GPUs must be requested.  ``--unbuffered`` must not be used, because it would replace the daemon's stdin and
-stdout pipes with a terminal.
+Each node gets a step.  ``--overlap`` lets the step run alongside other steps; without ``--exact``, it gets all of the
+job's CPUs on the node, but GPUs must be requested.  ``--unbuffered`` must not be used, because it would replace the
+daemon's stdin and stdout pipes with a terminal.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _END: Final = 'kill "$0" && timeout 6 tail --pid="$0" --sleep-interval=0.1 -f /d
 
 @dataclass(frozen=True)
 class SrunConnector:
-    """One node of the job, reached by srun, with a fixed command line."""
+    """Connector for one node of the job, reached by srun, with a fixed command line."""
 
     host: Host
     argv: Sequence[str]
@@ -54,7 +54,7 @@ class SrunConnector:
 
     def end_command(self, answer: Mapping[str, Any]) -> Sequence[str]:
         # If srun is killed, the step keeps running with the daemon's stdin open, unless another srun process kills it.
-        # So another step ends the guardian, and removes the directory that a killed guardian would leave.
+        # So another step ends the guardian, and removes the directory that a killed guardian would leave behind.
         return (*self.run_there, "sh", "-c", _END, str(answer["pid"]), str(answer["run_dir"] or ""))
 
     def explain(self, exited: RemoteExit) -> str:
@@ -62,7 +62,7 @@ class SrunConnector:
 
 
 def srun_connector(host: Host, options: Options, default: str) -> SrunConnector:
-    """Return the connector of a node of the job; ``default`` is the interpreter if the user names none."""
+    """Return the connector for a node of the job; ``default`` is the interpreter if the user names none."""
     place = host.slurm or SlurmNode()
     step = [*_STEP, f"--nodelist={host.name}"]
     step += [] if place.component is None else [f"--het-group={place.component}"]

@@ -27,7 +27,7 @@ _UNLESS_SAID: Final = ("ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliv
 
 @dataclass(frozen=True)
 class SshConnector:
-    """One host, reached by ssh, with a fixed command line."""
+    """Connector for one host reached by ssh, with a fixed command line."""
 
     host: Host
     argv: Sequence[str]
@@ -45,7 +45,7 @@ class SshConnector:
 
 
 def ssh_connector(host: Host, options: Options, default: str) -> SshConnector:
-    """Return the connector of a host; ``default`` is the interpreter if none is named.  Raises ConfigError."""
+    """Return the connector for a host; ``default`` is the interpreter if none is named.  Raises ConfigError."""
     if not _HOST.fullmatch(host.name):
         raise ConfigError(f"{host.source or '--hosts'}: {host.name!r} is not a host name\n  fix: check it")
     keys = "accept-new" if options.accept_new_host_keys else "yes"

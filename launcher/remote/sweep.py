@@ -22,7 +22,7 @@ async def sweep(
 ) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
     """Check all hosts in parallel, then sweep the hosts that answered; ``even_alive`` sweeps a live run, too.
 
-    Return results by rank (``ended`` and ``left``: processes, ``removed``: directories), and error texts by rank.
+    Returns two maps by rank: results (``ended`` and ``left``: processes, ``removed``: directories), and error texts.
     Raises LaunchError, before any kill, if a daemon of the run answers on some host.
     """
     lifelines: dict[int, Lifeline] = {}

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List
 
 _GRACE_S = 3.0
-_DEATH_S = 15.0  # limit from SIGKILL until a process has ended; the kernel may have much memory to free
+_DEATH_S = 15.0  # limit from SIGKILL until a process has ended; the kernel may have to free a lot of memory
 # The same values as in launcher/daemon/guardian.py.
 _TRACKERS = (b"resource_tracker import main", b"torch_shm_manager")
 _TRACKERS_S = 3.0
 _ANSWER_TIMEOUT_S = 3.0
 _NOTE_TIMEOUT_S = 1.0
 _NOTE = "swept-by"
-"""File that tells ``launcher/daemon/node.py`` the reason for its SIGTERM; the node passes it on and removes it."""
+"""File that tells ``launcher/daemon/node.py`` the reason for its SIGTERM; the node passes the reason on."""
 _BASES = (b"TMPDIR=", b"XDG_RUNTIME_DIR=")
 
 
@@ -67,7 +67,7 @@ def main(read: Callable[[int], bytes]) -> None:
 def wait(is_over: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not is_over() and time.monotonic() < deadline:
-        time.sleep(0.05)  # these are not children of this process, and Python before 3.9 has no pidfd
+        time.sleep(0.05)  # the processes are not this one's children, and Python before 3.9 has no pidfd
 
 
 def tell(request: Dict[str, Any], message: Dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ def answers(path: Path) -> bool:
 
 
 def leave_notes(nodes: List[Path], found: "Dict[int, List[bytes]]", by: str) -> None:
-    """Tell live daemons why they will end, and wait until they have read it before any process is killed.
+    """Tell live daemons why they will end, and wait until they have read the note before any process is killed.
 
     Otherwise a launcher that sees its script end first would report a failed run.
     """
@@ -110,7 +110,7 @@ def leave_notes(nodes: List[Path], found: "Dict[int, List[bytes]]", by: str) -> 
 
 
 def processes_of(run: str, sessions: "Dict[int, int]") -> "Dict[int, List[bytes]]":
-    """Map pids to environments of this user's processes that contain the run's id, or are in one of these sessions.
+    """Map pids to environments for this user's processes that have the run's id, or belong to one of these sessions.
 
     This process is omitted.  ``sessions`` maps session numbers to the start time of their first process.
     """
@@ -140,7 +140,7 @@ def sessions_of(run: str, places: List[Path]) -> "Dict[int, int]":
     """Map the sessions of workers and their descendants to the start time of their first process.
 
     Daemons have recorded the workers' sessions.  A session that contains a worker's descendant belongs entirely to the
-    run.  Sessions lead to processes that have overwritten their environment, as setproctitle does.
+    run.  The sessions identify processes that have overwritten their environment, as setproctitle does.
     """
     boot = (Path("/proc/sys/kernel/random") / "boot_id").read_text().strip()
     found = {}
@@ -212,7 +212,7 @@ def send(pids: Iterable[int], number: int) -> None:
 
 
 def run_dirs(run: str) -> List[Path]:
-    """Return the run's directories on this machine, including other nodes', found by the processes' environments."""
+    """Return the run's directories on this machine, including other nodes', found through processes' environments."""
     bases = {tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", "")}
     for environ in processes_of(run, {}).values():
         bases |= {os.fsdecode(each.partition(b"=")[2]) for each in environ if each.startswith(_BASES)}

@@ -1,6 +1,6 @@
 """``NodeClient``: a process's connection to its node's daemon; sends calls and requests, dispatches incoming frames.
 
-Drivers and workers use their daemons in the same way: they call workers, make requests of daemons, and receive events.
+Drivers and workers use their daemons in the same way: they call workers, send requests to daemons, and receive events.
 A worker also receives calls, which it hands to its runtime (the ``inbox``).
 
 All frames are handled on the client's own loop: the user's loop in a driver inside asyncio, a background thread's loop
@@ -56,20 +56,20 @@ class NodeClient:
 
     Attributes:
         endpoint: this process's id in the run; 0 until ``ready`` is done.
-        pid: the process that created this client; in forked children the client is closed.
+        pid: id of the process that created this client; in forked children the client is closed.
         node: rank of this process's node.
         welcome: the daemon's description of the run: its id, its nodes, this process's place.
-        ready: settled once the daemon has answered.
+        ready: work that is settled once the daemon has answered.
         events: listeners for daemons' events.
         direct_sockets: sockets created for this process by workers of its node.
-        receivers: maps each remaining kind of frame to its receiver.
+        receivers: maps each kind of frame that the client itself does not handle to its receiver.
         restarts: descriptions of the rank restarts in progress.
         unobserved: errors of this client's calls that have not been awaited.
         user_loop: ``loop`` if it is the user's; None if a thread of the framework runs it.
         on_ended: called once, with the client, when it can no longer send.
         unsent: callbacks that send data held back until the end of a loop's turn.
         takings: items that this process took out of queues and may not have reported to daemons yet.
-        giving_back: items that this process returns to queues; a worker's answers wait for the confirmation.
+        giving_back: items that this process is returning to queues; a worker's answers wait until this is confirmed.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, inbox: CallReceiver | None = None) -> None:
@@ -179,7 +179,7 @@ class NodeClient:
             elif fds:
                 close_fds(fds)
         except BaseException:
-            self._calls.pop(call, None)  # another thread may already have ended the client and so the call
+            self._calls.pop(call, None)  # another thread may have ended the client, and with it the call
             self._direct_calls.ended(call)
             raise
         self._departed(call, handler)
@@ -333,11 +333,11 @@ class NodeClient:
     def run(
         self, coroutine: Coroutine[Any, Any, Any], *, what: str = "an operation", abandonable: bool = False
     ) -> Task:
-        """Run a coroutine on the client's loop, from any thread; ``settle_tasks`` ends it if still running.
+        """Run a coroutine on the client's loop, from any thread; ``settle_tasks`` cancels it.
 
         Args:
             what: description for error messages.
-            abandonable: True to cancel it together with its last waiter.
+            abandonable: True to cancel the coroutine together with its last waiter.
 
         Raises:
             ClosedError: the loop is closed.
@@ -381,7 +381,7 @@ class NodeClient:
         if self._connection is None or self._closed is not None:
             close_fds(fds)
             if fds and _all_closed():
-                # Free the memory of this content, which the caller allocated while the client was still open.
+                # Free the memory of the frame's content, which the caller allocated while the client was still open.
                 pool.close()
             return
         self._connection.send(frame, fds, later=later, hold=hold, now=now, on_sent=on_sent)
@@ -454,7 +454,7 @@ class NodeClient:
         self.send((frames.RESUME, 0, self.endpoint, peer, owner, received))
 
     def _send_resume_of_caller(self, worker: int, received: int) -> None:
-        # Send the calls first and then the count: as soon as it has the count, the worker relays the socket's lost
+        # Report the calls first, then send the count: as soon as the worker has the count, it relays the socket's lost
         # answers, and the daemon drops answers to unknown calls. tests/test_broken_sockets.py::
         # test_calls_outlive_their_socket_and_run_once_in_order
         self._direct_calls.report()
@@ -519,7 +519,7 @@ class NodeClient:
             self._direct_calls.ended(call)
 
     def _check_calls(self, facts: dict[str, Any]) -> None:
-        """Report to the daemon, which is about to list open calls, those that have been answered."""
+        """Tell the daemon which of the calls that it is about to list as open have been answered."""
         open_on: dict[int, set[int]] = {}
         # Also count answers that are still in a worker's own socket, because the worker may have died in the meantime.
         for number in {number for number, _ in facts["calls"]}:
@@ -570,7 +570,7 @@ class NodeClient:
 
     def close(self, reason: str = "the cluster is closed") -> None:
         """Close the socket; all waits fail with ``ClosedError``. Call this on the loop's own thread."""
-        # Close before failing the waits, because later errors are caused by the close.
+        # Close ``unobserved`` before failing the waits, because errors from now on are caused by the close.
         self.unobserved.close()
         # End the calls first, then close the sockets, so that waiters get this reason, and a concurrent call from
         # another thread finds ``_closed`` rather than a socket that accepts frames but never answers.
@@ -586,7 +586,7 @@ class NodeClient:
     def end_without_loop(self, error: Exception) -> None:
         """Close from a thread other than the loop's, if the loop is closed or has stopped.
 
-        The socket is only shut down, not closed, if the loop may run again, because it is registered there.
+        The socket is only shut down, not closed, if the loop may run again, because the loop still watches it.
         """
         self.unobserved.close()
         with self._arbiter.lock:
@@ -611,7 +611,7 @@ class NodeClient:
             self._connection.forget()
 
     def flush(self) -> None:
-        """Write frames that are held until the end of the loop's turn, which may never end; from any thread."""
+        """Write the frames held until the end of the loop's turn, which may never come. Any thread may call this."""
         if self._connection is not None and self._closed is None:
             self._connection.is_behind()
 

@@ -24,7 +24,7 @@ from rlinf_async._wire.direct_sockets import DirectSockets
 from rlinf_async._wire.unix import Connection
 
 REPORT_DELAY_S: Final = 0.002
-"""Seconds after which open calls, and calls answered since they were reported, are reported to the daemon."""
+"""Delay before calls that are still open, and answers to reported calls, are reported to the daemon."""
 
 MAX_TARGETS: Final = 8
 """Maximum number of ranks for a call over direct sockets; with more, the daemon's fan-out is cheaper for the caller."""
@@ -57,7 +57,7 @@ class DirectCalls:
         self._relayed: dict[int, int] = {}
         """Maps each worker to the last call that the daemon relayed to it."""
         self._signalled: dict[int, int] = {}
-        """Maps each worker to the last open call whose cancel the daemon relayed to it."""
+        """Maps each worker to the last open call about which the daemon relayed a signal to it."""
         self._open: dict[int, tuple[str, Sequence[int]]] = {}
         self._unreported: list[int] = []
         self._reported: set[int] = set()
@@ -74,10 +74,10 @@ class DirectCalls:
             The slots of direct targets with their sockets, and the slots that the daemon relays.
         """
         # One caller's calls run in the order in which they were made, although they take two paths: one hop through the
-        # socket, two through the daemon. A direct call would overtake an earlier relayed call, so it is also relayed
-        # while that call is unanswered. A relayed call could overtake direct calls only at the worker, which therefore
-        # reads the whole socket before it takes a relayed call (``DirectCallers.read_available``). A broken socket
-        # still takes calls, which are kept, and relayed in order when the socket is handed over.
+        # socket, two through the daemon. A direct call would overtake an earlier relayed call, so calls are relayed as
+        # long as an earlier relayed call is unanswered. A relayed call could overtake direct calls only at the worker,
+        # which therefore reads the whole socket before it takes a relayed call (``DirectCallers.read_available``). A
+        # broken socket still takes calls, which are kept, and relayed in order when the socket is handed over.
         # tests/_client/test_direct_calls.py::test_calls_run_in_their_order_whichever_way_they_take
         # tests/_client/test_direct_calls.py::test_a_call_follows_those_that_a_broken_socket_still_owes
         # tests/simulation/test_sim_order.py::test_no_call_overtakes_those_that_a_full_socket_still_owes
@@ -101,7 +101,7 @@ class DirectCalls:
     def _find_sockets(
         self, targets: Sequence[int], prefers_daemon: bool = False
     ) -> tuple[list[tuple[int, Connection]], list[int]]:
-        """Split targets into slots with a socket that keeps their next frame in order, and all other slots.
+        """Return the slots whose targets have a socket that keeps the next frame in order, and all other slots.
 
         Args:
             prefers_daemon: True to use only full or broken sockets, whose content a relayed frame would overtake.
@@ -134,8 +134,8 @@ class DirectCalls:
         """Return the sockets for a signal that must follow a call, and the targets to which the daemon relays it."""
         _, went = self._open.get(call, ("", ()))
         others = [target for target in targets if target not in went]
-        # A relayed cancel makes later calls be relayed as well (``note_signal``), and these would overtake calls that
-        # are still in a full socket.
+        # After a relayed signal, later calls are relayed as well (``note_signal``). They would overtake calls that are
+        # still in a full socket.
         sockets, rest = self._find_sockets(others, prefers_daemon=True)
         direct = [connection for _, connection in sockets]
         relayed = [others[slot] for slot in rest]
@@ -152,10 +152,10 @@ class DirectCalls:
         self._relayed[worker] = call
 
     def note_signal(self, call: int, workers: Sequence[int]) -> None:
-        """Record that the daemon relays the cancel of a call, or the news that another rank has failed in it.
+        """Record that the daemon relays a signal about a call: its cancel, or the failure of another rank.
 
-        As soon as all other relayed calls were answered, a later call would be sent directly and overtake the cancel.
-        So later calls are also relayed until this call is answered. tests/simulation/test_sim_cluster.py::
+        Later calls are then relayed until this call is answered. Otherwise a later call would be sent directly as soon
+        as all other relayed calls were answered, and would overtake the signal. tests/simulation/test_sim_cluster.py::
         test_a_call_does_not_overtake_the_cancel_of_an_earlier_one
         """
         if call in self._calls:

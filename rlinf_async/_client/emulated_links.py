@@ -1,10 +1,10 @@
-"""Emulation of data-centre links: delays a worker's outgoing messages by latency, and by bandwidth from node 0.
+"""Emulates data-centre links: delays a worker's outgoing messages by latency, and by bandwidth that node 0 allots.
 
 ``here`` is None without emulation, and senders check nothing else. Delayed messages on one link are sent in order, and
-do not delay messages on other links. A link that shares no bandwidth needs no other node. Shared links serve workers
-anywhere in the run, so node 0's daemon keeps their reservations (``launcher/daemon/shared_links.py``). On a free link,
-the time of the request counts towards the delay. On a busy link, a message is never early, however long the request
-takes, so that all messages together never exceed the link's rate.
+do not delay messages on other links. A link without shared bandwidth needs no other node. Shared links serve workers
+anywhere in the run, so node 0's daemon keeps their reservations (``launcher/daemon/shared_links.py``). If a link is
+free, the time that the request takes counts towards the delay. If it is busy, the delay begins after the request, so
+that all messages together never exceed the link's rate.
 """
 
 from __future__ import annotations

@@ -65,6 +65,6 @@ class Events:
             self._resumed_at = clock.monotonic()
 
     def counts_from(self, since: float) -> float:
-        """Return when a time limit begun at ``since`` starts: it restarts when the last rank leaves the debugger."""
+        """Return the start of a time limit set at ``since``; it starts again when the last rank leaves the debugger."""
         # A stop of any rank counts, because ranks that wait for it, directly or indirectly, cannot continue either.
         return clock.monotonic() if self.in_debugger else max(since, self._resumed_at)

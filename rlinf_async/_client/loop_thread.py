@@ -1,4 +1,4 @@
-"""Event loop in a background thread, for a script without a loop, or in addition to a worker's main loop."""
+"""An event loop in a background thread, for a script without a loop, or in addition to a worker's main loop."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ async def find_name(client: NodeClient, kind: str, name: str, timeout: float | N
 
 
 def end_lookup(client: NodeClient, kind: str, what: str, lookup: int) -> Work[DeadlineExceeded]:
-    """Cancel a late lookup. Return its error, with the existing names if they arrive within ``WAIT_ANSWER_S``."""
+    """Cancel an overdue lookup. Return its error, with the existing names if they arrive within ``WAIT_ANSWER_S``."""
     said: Work[DeadlineExceeded] = Work()
     patience = settings.WAIT_ANSWER_S()
     request = client.request(operations.CancelFind(kind, lookup), node=0, what=f"the names of all {kind}s")

@@ -35,7 +35,7 @@ class RequestSender(Protocol):
 
 
 def workers(client: RequestSender, members: Mapping[int, Member]) -> Work[str]:
-    """Describe workers, given by endpoint: unusual process states, and open calls."""
+    """Describe the open calls and any unusual process states of workers, given as endpoints with group and rank."""
     by_node: dict[int, list[int]] = {}
     for endpoint in members:
         by_node.setdefault(frames.node_of(endpoint), []).append(frames.number_of(endpoint))
@@ -98,7 +98,7 @@ def _one(client: RequestSender, operation: Operation[str], node: int) -> Work[st
 def _when_all(
     asked: Sequence[slow_waits.PeerActivity], describe: Callable[[], str], client: RequestSender | None = None
 ) -> Work[str]:
-    """Return the result of ``describe`` once all have answered, or after a deadline on the client's clock."""
+    """Return a work that is settled with ``describe()`` once all have answered, or when the client's timer expires."""
     description: Work[str] = Work()
 
     def finish() -> None:

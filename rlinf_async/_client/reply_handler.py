@@ -12,7 +12,7 @@ NOWHERE: Final = -1
 
 
 class ReplyHandler(Protocol):
-    """Handler of one call: ``_begin`` is called before it is sent, then ``_answer`` per slot, in any order."""
+    """Handler for the replies to one call: ``_begin`` is called before the call is sent, ``_answer`` for each reply."""
 
     _method: str
     _targets: Sequence[int]
@@ -30,13 +30,13 @@ class ReplyHandler(Protocol):
 
 
 class Receiver(Protocol):
-    """Receiver of some kinds of frames; takes ownership of their descriptors."""
+    """Receiver for some kinds of frames; takes ownership of their descriptors."""
 
     def on_frame(self, frame: list[Any], fds: list[int]) -> None: ...
 
 
 class CallReceiver(Receiver, Protocol):
-    """Receiver of calls and other frames for a worker."""
+    """A worker's receiver for calls and other frames."""
 
     def on_batch(self) -> None:
         """Handle the end of a read, after all its frames have been delivered."""

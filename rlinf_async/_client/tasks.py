@@ -1,4 +1,4 @@
-"""Execution of the framework's coroutines on a client's loop, each as a ``Work``; the client's end cancels the rest."""
+"""Runs the framework's coroutines on a client's loop, each as a ``Work``, and cancels them when the client ends."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Tasks:
         return work
 
     def start_no_more(self) -> None:
-        """Stop starting tasks, from any thread, as the loop is about to end; later tasks fail at ``loop_ended``."""
+        """Start no more tasks, because the loop is about to end; later tasks fail in ``loop_ended``. Thread-safe."""
         self._is_over = True
 
     def loop_ended(self) -> None:

@@ -10,7 +10,7 @@ MAX_INTEGER: Final = 2**63 - 1  # largest integer that fits into a frame
 
 
 def whole_number(value: Any, argument: str, whose: str, least: int = 0) -> int:
-    """Return the int for which an int, a NumPy integer or a one-element integer tensor stands; TypeError for 2.0."""
+    """Return an int, a NumPy integer or a one-element integer tensor as an int; TypeError for anything else."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -21,7 +21,7 @@ def whole_number(value: Any, argument: str, whose: str, least: int = 0) -> int:
 
 
 def switch(value: Any, argument: str, whose: str, instead: str) -> bool:
-    """Return an argument that must be a bool; ``instead`` names the argument for which a number was probably meant."""
+    """Return an argument that must be a bool; ``instead`` names the argument that a number was probably meant for."""
     if isinstance(value, bool):
         return value
     raise TypeError(f"{whose}: {argument}= takes True or False, got {value!r} (for {instead}= write its name)")

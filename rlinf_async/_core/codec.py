@@ -1,16 +1,17 @@
-"""Pickle codec: values to heads and uncopied out-of-band buffers, and back; the only caller of ``pickle.loads``.
+"""Pickle codec: encodes values as heads and uncopied out-of-band buffers; the only caller of ``pickle.loads``.
 
 Unpickling runs arbitrary code: call ``decode`` only on bytes from an authenticated peer.
 
-A *body* is the encoded form of a value (``_core/encoded.py``). Its head is a pickle (protocol 5, memory out of band).
-If an object consists of a single buffer, its head is the byte 2 and a pickle of the key from which it is rebuilt.
+A *body* is the encoded form of a value (``_core/encoded.py``). Its head is a pickle (protocol 5, with memory out of
+band). If an object consists of a single buffer, its head is the byte 2 and a pickle of the key from which it is
+rebuilt.
 """
 
 from __future__ import annotations
 
 import copyreg
 import importlib
-import multiprocessing  # noqa: F401  # importing it gives the main module its second name
+import multiprocessing  # noqa: F401  # importing it registers the main module as __mp_main__
 import pickle
 import sys
 from collections import ChainMap
@@ -40,11 +41,12 @@ _heads: dict[Any, bytes] = {}
 _rebuilders: dict[bytes, Callable[[Any], Any]] = {}
 _MAX_CACHED_HEADS: Final = 1024
 
-# Key in a provider's ``state``: a predicate that is true for objects whose memory must not be copied. The key is absent
-# if all memory is to be copied.
+# Key of a predicate in a provider's ``state``: true for objects whose memory must not be copied. The key is absent if
+# all memory must be copied.
 KEEP: Final = "keep"
 
-# Maps the id of each script function that receivers must look up by name to that name.
+# Maps the id of each script function that receivers must look up by name to that name and to the function, which the
+# entry keeps alive.
 _by_name: dict[int, tuple[str, Any]] = {}
 _MAX_NAMES_PER_VALUE: Final = 100
 
@@ -80,11 +82,11 @@ def extend(top_level_module: str, provider: str) -> None:
 
     Objects whose type is from ``top_level_module`` are first offered to ``reduce(obj, state)`` of the module named
     ``provider``. The function returns a value like that of ``__reduce__``, or NotImplemented; ``state`` is a dict that
-    lives as long as one ``encode``. The provider is imported when the first such object is encountered.
+    lives for the duration of one ``encode``. The provider is imported when the first such object is encountered.
 
     The module may define a type ``ALONE`` and a function ``alone(obj)``. If an object of exactly that type can be
-    rebuilt as ``rebuilder(key)(memory)``, ``alone`` returns that key and memory, otherwise None. Each side then pickles
-    a key only once.
+    rebuilt as ``rebuilder(key)(memory)``, ``alone`` returns that key and memory, otherwise None. Each key is thus
+    pickled only once.
     """
     _providers[top_level_module] = provider
 
@@ -106,8 +108,8 @@ def encode(
         value: anything that pickle or cloudpickle accepts, with tensors if a provider is registered for them.
         describe: description of the value for errors, such as ``"argument of step()"``.
         root: start of each path in errors. A tuple gives the names of a tuple's items: ``("args", "kwargs")``.
-        keep: predicate that is true for a provider's object whose memory must stay on its device instead of being
-        copied to the CPU.
+        keep: predicate on objects whose types have a registered provider; true if the object's memory must stay on its
+            device instead of being copied to the CPU.
 
     Raises:
         SerializationError: part of the value cannot be pickled; the text names the part and its path.
@@ -133,7 +135,7 @@ def encode(
 def _encode_otherwise(
     value: Any, describe: str, root: str | tuple[str, ...], keep: Callable[[Any], bool] | None, error: BaseException
 ) -> Encoded:
-    """Encode a value after a failed attempt: omit names in annotations; send compiled script functions by name."""
+    """Encode a value after a failed attempt: omit names in annotations, and send compiled script functions by name."""
     if too_deep := nested_too_deeply(describe, root, error):
         raise too_deep from error
     for _ in range(_MAX_NAMES_PER_VALUE):
@@ -159,7 +161,7 @@ def _encode_otherwise(
 
 
 def _definition_among(holders: Iterable[tuple[Any, str]]) -> tuple[Any, str | None]:
-    """Return the innermost script function that contains the failing part, and its name; None if there is none."""
+    """Return the innermost script function that contains the failing part, with its name; (None, None) if none does."""
     for part, step in holders:
         # The fault is in a global itself, not in the function that refers to it: when imported, the script may bind
         # that name to another object.
@@ -174,7 +176,7 @@ def decode(body: bytes | bytearray | memoryview) -> Any:
     """Return the value of a body; SerializationError if it is malformed or its value cannot be rebuilt here.
 
     A writable body is taken over for good: arrays and tensors of 64 KiB or more are views of it. Everything else is
-    copied, so that memory is read-only here only if it was read-only at the sender.
+    copied, so memory is read-only here only if it was read-only at the sender.
     """
     try:
         if body[0] == 0:
@@ -264,7 +266,7 @@ class _Sink:
 
 
 class _OutOfBand:
-    """Collector of the memory that a pickler encounters."""
+    """Collector of the memory that a pickler leaves out of its pickle."""
 
     def __init__(self) -> None:
         self.buffers: list[memoryview] = []
@@ -312,8 +314,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             if reduced is not NotImplemented:
                 return reduced
         if kind is FunctionType and obj.__module__ in _reducing:
-            # A provider's own functions travel by name; cloudpickle would search for a long time and then decide the
-            # same.
+            # A provider module's own functions travel by name; cloudpickle would reach the same decision, but only
+            # after a long search.
             return NotImplemented
         if kind is CodeType:
             # cloudpickle 3.1.3 omits the file name, which errors and verdicts must show.
@@ -340,7 +342,7 @@ class _NotSimpleError(Exception):
 
 
 class _QuickPickler(pickle.Pickler):
-    """Pickler of builtin values and of one provider type; for builtin values it makes no Python calls."""
+    """Pickler for builtin values and for one type that has a provider; it makes no Python calls for builtin values."""
 
     def __init__(self, write: Callable[[bytes], object], kind: type, keep: Callable[[Any], bool] | None) -> None:
         # The pickler reads ``dispatch_table`` only once, in ``super().__init__`` below, so set it first.
@@ -359,7 +361,7 @@ class _QuickPickler(pickle.Pickler):
 
 
 def _encode_quickly(value: Any, keep: Callable[[Any], bool] | None) -> Encoded | None:
-    """Encode a provider's object, or several of one type in builtin containers; return None for any other value."""
+    """Encode objects of a single type that has a provider, alone or in builtin containers; return None otherwise."""
     known = _alone.get(type(value))
     if known is not None and (keep is None or not keep(value)):
         provider, alone = known
@@ -404,7 +406,7 @@ def _load(head: bytes | memoryview, buffers: Sequence[Any]) -> Any:
 
 
 def _is_plain_but_for(kinds: set[type], value: Any, depth: int) -> bool:
-    """True if a value consists of builtin values and providers' objects; adds the types of the latter to ``kinds``."""
+    """True if a value contains only builtin values and objects whose types have providers; adds these to ``kinds``."""
     kind = type(value)
     if kind in ATOMS or kind in kinds:
         return True

@@ -4,8 +4,8 @@ Objects that string annotations name (``inner: "Inner"``) are sent along, becaus
 up in the globals of the function or in the module of the class.
 
 A class is one object per process, as in cloudpickle. So is a function that refers only to definitions and constants,
-because pickling by reference requires the very object that has the name. Any other function arrives as a new object
-each time, with the current values of its globals at the sender.
+because pickling by reference requires the very object to which the name refers. Any other function arrives as a new
+object each time, with the current values of its globals at the sender.
 
 A class is sent along with each of its instances. A receiver fills in the class once. Afterwards, the receiver adopts
 only attributes that the origin (the process that defines the class) has assigned since then, so that a worker's own
@@ -58,7 +58,7 @@ def reduce_function(function: FunctionType, reduced: Reduced, with_annotations: 
 
 
 def _find_constants(function: FunctionType, constants: dict[str, Any], seen: set[FunctionType]) -> bool:
-    """Collect the code and globals of a function and its callees; return False if one refers to another object."""
+    """Collect the code and constants that a function and its callees use; return False if they use anything else."""
     seen.add(function)
     if function.__closure__ or function.__dict__ or function.__kwdefaults__:
         return False
@@ -75,7 +75,8 @@ def _find_constants(function: FunctionType, constants: dict[str, Any], seen: set
         if type(value) in ATOMS:
             constant = type(value).__name__, value
         elif isinstance(value, type) and script_objects.travels_by_value(value):
-            constant = "class", cloudpickle._get_or_create_tracker_id(value)  # a notebook cell may redefine the class
+            # The name does not suffice, because a notebook cell may redefine the class.
+            constant = "class", cloudpickle._get_or_create_tracker_id(value)
         elif isinstance(value, _IMPORTED):
             constant = getattr(value, "__module__", None), value.__name__
         elif value is ATOMS:  # the name refers to a builtin
@@ -117,7 +118,7 @@ def reduce_class(kind: type, reduced: Reduced, with_annotations: bool) -> Reduce
         arguments = *arguments[:3], members, *arguments[4:]
         for name in members:
             state[0].pop(name, None)
-    state[0]["__qualname__"] = kind.__qualname__  # every process sets the qualified name
+    state[0]["__qualname__"] = kind.__qualname__  # cloudpickle omits the qualified name
     state = set_state, state, _changes_of(kind, state[0]), space.get(root) is kind, others
     imported = kind.__qualname__ if space is main_module.imported_space() else None
     return _find_or_make_class, (imported, make, arguments), state, None, None, _complete_class
@@ -184,7 +185,7 @@ class _ClassOrigin:
 
 
 _ours: WeakKeyDictionary[type, _ClassOrigin] = WeakKeyDictionary()
-# Changes applied here to each class that another process defines; the class's origin numbers them.
+# Maps each class that another process defines to the changes applied to it here, as numbered by its origin.
 _theirs: WeakKeyDictionary[type, dict[str, int]] = WeakKeyDictionary()
 _lock = threading.RLock()
 

@@ -26,7 +26,7 @@ def plain_body(value: Any) -> bytes:
 
 
 class OutOfBandBytes(bytearray):
-    """Empty placeholder in a ``PickleBuffer``; ``memory``, on another device, replaces it among the buffers."""
+    """Empty placeholder in a ``PickleBuffer``; its ``memory``, on another device, replaces it among the buffers."""
 
     __slots__ = ("memory",)
 

@@ -1,4 +1,4 @@
-"""Throttle for log lines about repeated failures: counts each kind, and passes the first and then powers of ten."""
+"""Throttle for log lines about repeated failures: lets through the 1st, 10th, 100th, ... failure of each kind."""
 
 from __future__ import annotations
 

@@ -23,15 +23,15 @@ import msgpack
 from rlinf_async._core import codec, exception_parts
 from rlinf_async.errors import ConfigError, RemoteError, SerializationError
 
-# The middle of a longer text is cut out.
+# If a text is longer than this, its middle is cut out.
 _MAX_TEXT_CHARS: Final = 64 * 1024
 
 _MAX_NOTES: Final = 64
 _MAX_PICKLE_BYTES: Final = 1024 * 1024
-# Causes, contexts and group members that a traceback shows; a longer chain is omitted entirely.
+# Maximum number of causes, contexts and group members in a traceback; a longer chain is omitted entirely.
 _MAX_CHAIN: Final = 64
 
-# Maximum size of all parts of an exception, its causes and its members; their texts may use the rest.
+# Maximum total size of the parts of an exception, its causes and its members; their texts may use the rest.
 _MAX_PARTS_BYTES: Final = _MAX_PICKLE_BYTES * 3 // 4
 _MAX_NESTED: Final = 16
 
@@ -201,7 +201,8 @@ class _Sender:
     def _nested(self, exception: BaseException) -> bytes:
         type_name, text = type_name_of(type(exception)), text_of(exception)
         apart = self.take_apart(exception) if len(self._above) < _MAX_NESTED else None
-        told = "" if apart else _format(exception, type_name, text)  # otherwise the outer traceback includes it
+        # If the exception could be taken apart, the outer traceback already includes its own.
+        told = "" if apart else _format(exception, type_name, text)
         return pack(Failure(type_name, text, told, _notes_of(exception), apart))
 
     def _try_to_encode(self, value: Any, name: str, missing: list[str]) -> bytes | None:
@@ -277,8 +278,8 @@ def _put_together(parts: Mapping[str, Any], text: str) -> tuple[BaseException, S
     attributes = {name: value for name, value in attributes.items() if value is not _MISSING}
     error = exception_parts.restore(exception_parts.make(kind, *arguments), (arguments, attributes))
     if missing and text_of(error) != text:
-        # Its __str__ may read a missing attribute, but logging it must not fail, and ``except`` must still match its
-        # type.
+        # The error's __str__ may read a missing attribute. Logging the error must not fail, and ``except`` must still
+        # match its type, so give it a subclass that returns the original text.
         facts = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__str__": lambda _: text}
         kind = type(kind.__name__, (kind,), facts)
         error = exception_parts.restore(exception_parts.make(kind, *arguments), (arguments, attributes))
@@ -401,7 +402,7 @@ def _has_long_chain(exception: BaseException) -> bool:
 
 
 def _cut(text: str) -> str:
-    """Return at most 64 KiB of UTF-8, encodable even if the text itself is not."""
+    """Shorten a text to 64 KiB of UTF-8, and escape characters that cannot be encoded."""
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= _MAX_TEXT_CHARS:
         return data.decode()

@@ -110,10 +110,10 @@ LEASE: Final = 5
 
 NOW: Final = -1  # ``target`` of a GET that does not wait
 
-# A larger body travels as sealed memory within a machine, and on the bulk stream between machines.
+# A body larger than this travels as sealed memory within a machine, and on the bulk stream between machines.
 MAX_INLINE_BYTES: Final = 64 * 1024
 
-# A larger channel item is sent in a separate frame.
+# A channel item larger than this is sent in a separate frame.
 MAX_BATCHED_BYTES: Final = 2048
 
 _MAX_FDS: Final = 4
@@ -121,7 +121,8 @@ _MAX_FDS: Final = 4
 _FIRST_BUFFER_BYTES: Final = 8192
 """Initial size of a connection's buffers, which grow with its frames.
 
-msgpack's default of 1.25 MiB is cut from the heap once a block of that size has been freed, which fragments the heap.
+Once a block of msgpack's default size, 1.25 MiB, has been freed, malloc takes later ones from the heap, which fragments
+it.
 """
 
 # Error handler that lets any Python string travel: a path, and hence a line of a traceback, need not be UTF-8.

@@ -1,4 +1,4 @@
-"""Distinguishes files of this framework from users' files, by paths in stacks, which may lead through links."""
+"""Distinguishes the framework's files from users' files by their paths in stacks, which may lead through links."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""``GivingBack``: gets whose items a process is returning to their queues, and sends that must not overtake these
-returns.
+"""``GivingBack``: ``get`` requests whose items a process is returning to their queues, and sends that must not overtake
+these returns.
 
 When the caller has an answer, it may ask another process to get from the same queue; that request takes another path
 and may arrive before a return. So answers wait here until the queues have confirmed all earlier returns.

@@ -2,8 +2,7 @@
 
 Each of these modules offers all of RLinf's names, whichever RLinf module defines them: the names are unique, and
 RLinf's programs import some of them from several modules. The hook is also installed in child processes: in workers and
-their template because ``RLINF_RLINF`` is set, in other interpreters by the ``sitecustomize`` that ``PYTHONPATH`` leads
-to.
+their template because ``RLINF_RLINF`` is set, in other interpreters by the ``sitecustomize`` on ``PYTHONPATH``.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Script:
         self._lock = threading.RLock()
 
     def describe(self, module: ModuleType) -> None:
-        if self.path is None or not os.path.isfile(self.path):  # noqa: PTH113  # pathlib raises for a private one
+        if self.path is None or not os.path.isfile(self.path):  # noqa: PTH113  # pathlib raises PermissionError
             return
         module.__file__ = self.path
         if self._name is not None:
@@ -123,7 +123,7 @@ os.register_at_fork(after_in_child=lambda: script.forget_lock())
 
 
 def renew(path: str | None, name: str | None = None) -> None:
-    """Replace the template's ``__main__`` with the script's, with its file and its ``python -m`` module."""
+    """Replace the template's ``__main__`` with one for the script: its file, and its module if run by ``python -m``."""
     global script
     script = Script(path, name)
     module = MainModule("__main__")

@@ -9,7 +9,7 @@ The *number* of an entry identifies it: numbers rise by one and are never reused
 number, so that a process with the number of a released entry cannot affect a later entry of the same name.
 
 A table remembers the most recently released names, if they had been published. A lookup of such a name fails
-immediately. A lookup of any other name waits, however often the name was reserved.
+immediately. A lookup of any other name waits, even if the name was reserved and released without being published.
 
 After each change, ``settle`` removes the lookups that can be answered now. ``look`` judges a lookup both when it is
 made and after each change, so that early and late lookups get the same answer.
@@ -74,7 +74,11 @@ class NameTable(Generic[E]):
         return entry.number
 
     def publish(self, name: str, number: int, owner: int, roster: Any) -> Any:
-        """Publish a roster. Return None, or the roster that has the name; KeyError unless this owner reserved it."""
+        """Publish a roster. Return None, or the roster that already has the name.
+
+        Raises:
+            KeyError: this owner has not reserved the name, or has already published it.
+        """
         entry = self.entries.get(number)
         if entry is None or (entry.name, entry.owner, entry.roster) != (name, owner, None):
             raise KeyError(f"{self.kind} '{name}' (number {number}) is not reserved by the process that publishes it")
@@ -88,8 +92,8 @@ class NameTable(Generic[E]):
     def find(self, waiter: Waiter, name: str, rank: int | None = None, after: int = 0) -> Any:
         """Return the roster, or ``PENDING`` if ``settle`` will return it later; ClosedError if the entry is closed.
 
-        If members join the group one by one, a roster that includes ``rank`` suffices. If the process ``after`` of that
-        rank has ended and the rank is being restarted, the lookup waits for the next process.
+        If members join the group one by one, a roster that includes ``rank`` suffices. If that rank's process was
+        endpoint ``after``, which has ended, and the rank is being restarted, the lookup waits for the next process.
         """
         if (answer := self.look(name, rank, after)) is PENDING:
             self._lookups[waiter] = name, rank, after
@@ -173,7 +177,7 @@ class GroupEntry(Entry):
 
     size: int = 0
     lost: set[int] = field(default_factory=set)  # endpoints of ended ranks that will not be restarted
-    members: dict[int, tuple[int, Any]] = field(default_factory=dict)  # owner and roster entry of each rank
+    members: dict[int, tuple[int, Any]] = field(default_factory=dict)  # maps each rank to its owner and roster entry
 
     def roster_with(self, rank: int | None) -> Any:
         """Return a roster that includes this rank or, for None, all ranks. In a roster, absent ranks are None."""
@@ -195,7 +199,7 @@ class GroupEntry(Entry):
 
 
 class GroupNames(NameTable[GroupEntry]):
-    """The names of groups: each belongs to the process that reserves it, or to the members that join it."""
+    """The names of groups: each belongs to the process that reserves it, or to the members that join under it."""
 
     def __init__(self) -> None:
         super().__init__("group", GroupEntry)
@@ -229,7 +233,7 @@ class GroupNames(NameTable[GroupEntry]):
             entry.roster = [entry.members[rank][1] for rank in range(size)]
 
     def replace(self, number: int, owner: int, rank: int, was: int, member: Any) -> None:
-        """Register a rank's restarted process in place of endpoint ``was``; None means that the rank never returns.
+        """Register a rank's restarted process in place of endpoint ``was``; ``member`` is None if it never returns.
 
         Raises:
             KeyError: this owner has published no such group, or the group has no such rank.
@@ -274,7 +278,7 @@ class ChannelEntry(Entry):
     Attributes:
         nodes: nodes on which its queues have not ended.
         pins: maps each key of a distributed channel to its node.
-        promises: promises that this channel has fulfilled.
+        promises: names of the promises that this channel has fulfilled.
     """
 
     nodes: set[int] = field(default_factory=set)
@@ -304,7 +308,7 @@ class ChannelNames(NameTable[ChannelEntry]):
         return known
 
     def release(self, number: int, owner: int) -> bool:
-        """Free the name, for any process. Return False if there is no such channel or it was already closed."""
+        """Free the name for any requester. Return False if there is no such channel or it was already closed."""
         entry = self.entries.get(number)
         if entry is None or (entry.roster is not None and not self._is_open(entry)):
             return False
@@ -314,7 +318,7 @@ class ChannelNames(NameTable[ChannelEntry]):
         return True
 
     def pin(self, number: int, key: bytes, node: int) -> int | None:
-        """Return a key's node (``node`` if the key is new), or None if the channel has ended with no items for it."""
+        """Return a key's node (``node`` if the key is new), or None if the channel has ended and has no such key."""
         entry = self.entries.get(number)
         if entry is None or not self._is_open(entry):
             return None if entry is None else entry.pins.get(key)

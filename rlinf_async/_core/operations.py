@@ -100,8 +100,8 @@ from typing import Any, ClassVar, Final, Generic, TypeVar, dataclass_transform, 
 
 Answer = TypeVar("Answer")
 
-# Round in an ``Inspected`` from a process that has not read the request; it answers all rounds that wait for that
-# process.
+# ``round`` of an ``Inspected`` whose sender has not read the request; it answers all rounds that are waiting for the
+# sender.
 ALL_ROUNDS: Final = 0
 
 
@@ -146,7 +146,8 @@ class Operation(Generic[Answer]):
 class WaitingOperation(Operation[Answer]):
     """An operation that keeps something for its requester and is refused once that process has ended.
 
-    The frame is read before its connection closes, but it is handled in a separate task, perhaps after the cleanup.
+    A request is read before its connection closes, but it is handled in a separate task, which may run only after the
+    requester's cleanup.
     """
 
 

@@ -1,7 +1,8 @@
-"""The initial state of this process: environment and interpreter options; later changes of variables.
+"""The initial state of this process (environment and interpreter options), and later changes to variables.
 
-A driver's changes are sent with each launch. A worker was forked from a template, so its initial state is what its
-daemon says, not the state at exec. A launch by a worker also passes on the changes that came with its own launch.
+A driver's changes are sent with each launch. A worker was forked from a template, so its initial state is the one
+that its daemon sends, not the state at exec. A launch by a worker also passes on the changes that came with its own
+launch.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def pack_body(encoded: Encoded | bytes) -> tuple[bytes | int, Sequence[int]]:
 
 
 def open_body(body: Any, fds: list[int]) -> Body:
-    """Return the bytes of a body and close its descriptor. Raise TransferFailed if lost, or as ``map_private``."""
+    """Return the bytes of a body and close its descriptor. Raises like ``map_private``; TransferFailed if lost."""
     if not fds:
         if isinstance(body, str):
             raise TransferFailed(body)

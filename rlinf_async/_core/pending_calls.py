@@ -1,7 +1,6 @@
-"""Open calls: ``Tally``, the answers by rank, kept by the caller; ``PendingCalls``, a worker's open calls, kept by its
-daemon.
+"""State of open calls: a caller's ``Tally`` of answers to one call, and a daemon's ``PendingCalls`` of one worker.
 
-Plain state: both return the next action, which their owners carry out.
+Both are plain state: their owners act on the return values.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Tally:
         return [slot for slot, answer in enumerate(self.answers) if answer is None]
 
     def failures(self) -> list[tuple[int, int, Body]]:
-        """Return (slot, status, body) for each answer that is an error in its own right."""
+        """Return (slot, status, body) for each answer that is a failure, not a cancellation."""
         return [
             (slot, answer[0], answer[1])
             for slot, answer in enumerate(self.answers)
@@ -111,7 +110,7 @@ class PendingCalls:
         return open_calls
 
     def ages(self, now: float, most: int | None = None) -> list[tuple[int, int, str, float]]:
-        """Return (source, call, method, seconds) for the open calls, oldest first, at most ``most`` of them."""
+        """Return (source, call, method, age in seconds) for the ``most`` oldest open calls (None: all), in order."""
         oldest = itertools.islice(self._open.items(), most)
         return [(source, call, method, now - since) for (source, call), (_, method, since) in oldest]
 

@@ -11,7 +11,7 @@ forked child. Receivers need not return anything, and the segments of a killed r
     receiver    drops its last view
     owner       pool.write(…): the lease is granted, and returned at once; the same warm memory is written again
 
-Without leases, no segment ever counts as free, and each message gets a fresh one.
+If the kernel grants no leases, no segment ever counts as free, and each message gets a fresh one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Part = bytes | bytearray | memoryview
 
 
 class PooledSegment:
-    """Shared memory of a pool; the owner's own descriptor is open for writing."""
+    """A segment of shared memory in a pool; its owner's descriptor is open for writing."""
 
     __slots__ = ("fd", "memory", "size")
 

@@ -1,8 +1,8 @@
-"""Retransmission state of a socket: the sender's unacknowledged frames; the receiver's count, lost descriptors, ACKs.
+"""Retransmission state of a socket: the sender's unacknowledged frames; the receiver's counts, losses and ACKs.
 
 A socket may lose frames: it may break while both ends are alive, or its receiver may have no free descriptor, in which
 case the kernel drops arriving descriptors. Both ends therefore count frames, from 1; control frames (ACK, RESTART,
-PIECE) do not count::
+PIECE) are not counted::
 
     sender                                      receiver
     kept.add((data, fds, nbytes))               incoming.received += 1
@@ -32,12 +32,12 @@ MAX_KEPT_BYTES: Final = 64 << 20
 _MAX_KEPT_DESCRIPTORS: Final = 256  # content is also given up above this limit
 
 PIECE_BYTES: Final = 256 * 1024
-# Unacknowledged frames from which the next frame back carries an ACK, and from which an ACK is sent by itself.
+# Number of unacknowledged frames from which the next frame sent back carries an ACK.
 ACK_FRAMES: Final = 64
 
+# Limits at which an ACK is sent immediately and by itself, because the sender keeps everything until the ACK arrives.
 ACK_NOW_FRAMES: Final = 4096
 _ACK_NOW_BYTES: Final = MAX_KEPT_BYTES // 2
-# Limits at which an ACK is sent immediately, because the sender keeps as much open until the ACK arrives.
 _ACK_NOW_DESCRIPTORS: Final = 8
 
 _CARRIES: Final = {
@@ -51,8 +51,8 @@ _CARRIES: Final = {
 
 FrameWithFds = tuple[bytes, Sequence[int], int]  # packed frame, its descriptors, their content's size in bytes
 
-# A packed frame, without a tuple unless it has descriptors: thousands are kept, and the garbage collector visits
-# tuples.
+# A packed frame, in a tuple only if it has descriptors: thousands of frames are kept, and the garbage collector visits
+# every tuple.
 Sent = bytes | FrameWithFds
 
 
@@ -116,7 +116,7 @@ class Unacknowledged:
         return map(with_fds, list(self._frames))
 
     def take(self, received: int) -> list[tuple[list[Any], Sequence[int]]]:
-        """Remove the frames after the first ``received``, and return them unpacked; the caller closes descriptors."""
+        """Remove and return the frames after the first ``received``, unpacked; the caller closes their descriptors."""
         self.acknowledge(received)
         taken = [(unpack(data), fds) for data, fds, _ in map(with_fds, self._frames)]
         self._frames.clear()
@@ -130,7 +130,7 @@ class Unacknowledged:
         self._content = self._descriptors = 0
 
     def forfeit(self) -> None:
-        """Replace the oldest contents with an error text until the limits hold.
+        """Replace the oldest contents with error texts until the limits are met.
 
         Otherwise a stalled receiver could exhaust memory. All kept frames must have been sent, because a descriptor
         that is closed here cannot be sent later.
@@ -154,8 +154,10 @@ class Incoming:
         received: number of received frames.
         acknowledged: number of acknowledged frames.
         descriptors: number of descriptors that the sender keeps open only until the next acknowledgement.
-        look_at: the caller must check ``owes`` from this number of frames on, or if ``descriptors`` is not 0.
-        is_strict: True if the next frame must pass through ``take``, as descriptors wait, were lost, or come in pieces.
+        look_at: number of received frames from which the caller must check ``owes``; if ``descriptors`` is not 0, the
+            caller must check it at once.
+        is_strict: True if the next frame must pass through ``take``, because descriptors are waiting, were lost, or
+            arrive in pieces.
         is_due: True if the next frame that is sent must carry an acknowledgement.
         read_bytes: total bytes read from the socket, counted by the caller.
     """
@@ -197,9 +199,10 @@ class Incoming:
         """Add the descriptors of one read, before its frames are passed to ``take``.
 
         If too few descriptors are free, the kernel delivers the first descriptors of a write and drops the rest. The
-        former belong to the next frames, in order. After a loss, no descriptor is assigned until the sender starts
-        again; otherwise a frame could get a later frame's descriptor and show its content. One read never extends past
-        a write with descriptors, so if it contains a RESTART, the descriptors belong to the frames after the RESTART.
+        delivered ones belong to the next frames, in order. After a loss, no descriptor is assigned until the sender
+        starts again; otherwise a frame could get a later frame's descriptor and show its content. One read never
+        extends past a write with descriptors, so if it contains a RESTART, the descriptors belong to the frames after
+        the RESTART.
 
         tests/_core/test_resend.py::test_no_frame_takes_the_descriptor_of_a_later_one
         tests/_core/test_resend.py::test_a_loss_while_it_starts_again_is_a_loss_of_what_follows

@@ -30,7 +30,7 @@ class _LockRequest:
 
 @dataclass
 class DeviceLocks:
-    """Sets of devices, each locked by one holder at a time, any number of times.
+    """Locks on sets of devices; a device has one holder at a time, which may lock it any number of times.
 
     A request for devices that its holder already has is granted immediately. Any other request waits until all its
     devices are free and no earlier request waits for one of them. Requests for a device are served in order, and each
@@ -118,7 +118,7 @@ class DeviceLocks:
 
 @dataclass
 class PortLeases:
-    """The leased ports of one node, by owner."""
+    """The leased ports of one node, with their owners."""
 
     owners: dict[int, int] = field(default_factory=dict)
 

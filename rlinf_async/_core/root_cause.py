@@ -1,4 +1,4 @@
-"""The root cause among failures of several ranks, with a note on the others; ranks as short text (``0-2,5``)."""
+"""Finds the root cause among failures of several ranks, adds a note on the others; shortens ranks to ``0-2,5``."""
 
 from __future__ import annotations
 

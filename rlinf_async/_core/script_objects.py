@@ -25,7 +25,7 @@ from cloudpickle import cloudpickle
 from rlinf_async._core import main_module
 from rlinf_async._core.main_module import MAIN_NAMES
 
-# Constructor for each kind of object that arrives empty or unlocked, one per process.
+# Maps each type whose objects arrive empty or unlocked to its constructor.
 _FRESH: Final[dict[type, Any]] = {
     type(threading.Lock()): threading.Lock,
     type(threading.RLock()): threading.RLock,
@@ -46,8 +46,8 @@ _SENTINELS: Final = tuple(type(vars(dataclasses)[name]) for name in ("MISSING", 
 _VARIABLES: Final = (typing.NewType, typing.ParamSpec, typing.TypeVarTuple)
 
 
-# Maps the id of each object of ``_FRESH`` or context variable to the object, which keeps it alive, and its importable
-# module and name.
+# Maps the id of each context variable, and of each object of a type in ``_FRESH``, to the object, which the entry keeps
+# alive, and to the importable module and name under which it was found, if any.
 _homes: dict[int, tuple[Any, tuple[ModuleType, str] | None]] = {}
 
 
@@ -188,7 +188,7 @@ REDUCERS: Final[dict[Any, Callable[[Any], Any]]] = {
 }
 
 
-# -- and back ---------------------------------------------------------------------------------------------------------
+# -- reconstruction at the receiver -----------------------------------------------------------------------------------
 
 
 def _settle(place: str | None, made: Any, is_alike: Callable[[Any], bool] = lambda known: True) -> Any:

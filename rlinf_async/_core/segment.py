@@ -102,8 +102,8 @@ def close_fds(fds: Iterable[int]) -> None:
 def map_private(fd: int, nbytes: int) -> memoryview:
     """Map the first ``nbytes`` bytes of a segment, copy on write: changes stay in this process.
 
-    The mapping lives as long as the view and everything made from it. For as long, it holds a duplicate of ``fd`` (mmap
-    does this before Python 3.13); the caller keeps its own descriptor.
+    The mapping lives as long as the view and everything made from it. During that time it holds a duplicate of ``fd``,
+    as every mmap does before Python 3.13; the caller keeps its own descriptor.
 
     Raises:
         SerializationError: the descriptor is not sealed memory, or it is smaller than the sender said.
@@ -140,7 +140,7 @@ def _read(fd: int, nbytes: int) -> memoryview:
 
 
 def _write(fd: int, parts: Sequence[memoryview]) -> int:
-    """Write everything; per call, the kernel takes at most IOV_MAX parts and 2 GiB, and perhaps less."""
+    """Write all parts, in several calls if needed: one call takes at most IOV_MAX parts and 2 GiB, perhaps less."""
     queue = [part for part in parts if part.nbytes]
     queue.reverse()
     offset = 0

@@ -72,7 +72,7 @@ class TakenPage:
         words[at] = get
 
     def read(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
-        """Return (get, count) of all notes; maps each pair of queue node and channel to a list."""
+        """Return a dict that maps each (queue node, channel) to the (get, count) pairs of its notes."""
         found: dict[tuple[int, int], list[tuple[int, int]]] = {}
         words = self._words.tolist()
         for at in range(0, len(words), _WORDS):

@@ -28,7 +28,7 @@ class Guilty:
     """The part of a value that cannot be pickled.
 
     Attributes:
-        holders: the objects that contain the part, innermost first, each with the step from it to the next.
+        holders: the objects that contain the part, innermost first, each with the step from it towards the part.
     """
 
     path: str

@@ -43,7 +43,7 @@ class WaitTable:
     def count_warning(self, key: Hashable, place: Hashable | None, passed: int, last: int) -> bool:
         """Count a warning about a row, at its line of code (``place``). Return True if the warning is to be logged.
 
-        If waits at a place have ended well after ``n`` warnings, waits there usually take this long, so the first ``n``
+        If waits at a place have ended after ``n`` warnings, waits there usually take this long, so the first ``n``
         warnings about later waits are not logged. The ``last`` warning is always logged.
         """
         self._said[key] = (passed, place)
@@ -67,7 +67,7 @@ class WaitTable:
         self._said.clear()
 
     def learn(self) -> None:
-        """Learn from ended waits that had warnings how long waits at a place usually take."""
+        """Learn how long waits at a place usually take, from waits that have ended after warnings."""
         for key in [key for key in list(self._said) if key not in self.rows]:
             passed, place = self._said.pop(key, (0, None))  # another thread may already have learned from it
             if place is not None:

@@ -1,4 +1,4 @@
-"""``WorkerInfo`` from the plain data of a group's roster; packs and unpacks its hardware."""
+"""Builds a ``WorkerInfo`` from the plain data of a group's roster; packs and unpacks a worker's hardware."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class WantedRequest(Get[Any]):
 
 
 def options_of(name: str, *, durable: Any, of: Any, order: Any, short_groups: Any, **numbers: Any) -> ExperienceOptions:
-    """Return the options of ``Experience.create``. Raises TypeError or ValueError, which name the valid values."""
+    """Return the options of ``Experience.create``; raise TypeError or ValueError, which name the valid values."""
     whose = f"experience '{name}'"
     if of is not None:
         check_group_name(of)
@@ -75,14 +75,14 @@ def _positive(value: Any, option: str, whose: str) -> float:
 
 
 class ExperienceArguments:
-    """Factory of one experience's requests, from the arguments of its methods."""
+    """A factory that creates one experience's requests from the arguments of its methods."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._arguments = RequestArguments(name, None, _NOUN)
 
     def put(self, sample: Any, version: Any, group: Any, key: bytes | None, timeout: float | None) -> Put:
-        """Return the put of a sample, like ``Experience.put``, with a packed key. Raises before anything is sent."""
+        """Return the request of ``Experience.put``, with a packed key; raise an error before anything is sent."""
         version = whole_number(version, "version", f"put() to experience '{self._name}'")
         put = self._arguments.put(sample, version, group, timeout)
         if put.key[:1] != b"s" and key_of(put.key) != group:

@@ -29,12 +29,14 @@ Key = Any  # a task or a thread's id
 
 @dataclass
 class Observation:
-    """The observed state of a task or thread: frames, outermost first; age of its wait in seconds, or None.
+    """The observed state of a task or thread.
 
     Attributes:
+        frames: its stack, outermost frame first.
+        age: age of its state or wait in seconds; None if unknown.
         is_users: True if reports include it even when no reported activity waits for it.
         awaits, one_of: other tasks and threads; it waits for all of ``awaits``, or for one of ``one_of``.
-        loop_thread: for a task that may continue now or later, the thread that must run it.
+        loop_thread: thread that must run the task; None unless the task may continue by itself.
         blocks: True if it blocks the event loop of its thread.
         is_row: True if its wait is a row of the table of waits.
     """

@@ -23,10 +23,10 @@ logger = own_logger(__name__)
 
 PARTS: Final = ("activities", "queues")
 
-# Seconds, in addition to the processes' answer time, for a busy daemon that reads stacks.
+# Seconds, in addition to the processes' answer time, that a busy daemon may need to read stacks.
 _GRACE_S: Final = 3.0
 
-VERDICT: Final = "the verdict on this run"  # what ``why`` waits for, in messages
+VERDICT: Final = "the verdict on this run"  # description of the result of ``why`` in messages about waits
 
 # Seconds between the two reports of a verdict; waits that are the same in both have made no progress.
 ASK_AGAIN_S: Final = 0.5
@@ -75,7 +75,7 @@ def _asks(activity: Activity) -> bool:
 
 
 async def log_verdict(client: InspectionClient) -> None:
-    """Log the verdict on the run, unless it says only that others are working, as the wait's own warning does."""
+    """Log the verdict on the run, unless it says only that others are working, which the wait's own warning says."""
     try:
         verdict = await why(client)
     except RLinfAsyncError as error:  # the cluster is probably closing

@@ -27,7 +27,7 @@ _HELPERS: Final = frozenset(
 )
 """Packages that have their own threads and tasks, which wait for work, write logs or run user code.
 
-grpc is not included, because its thread lives as long as an open call, and its callback may set an event of the user.
+grpc is not included, because its thread lives as long as an open call, and its callback may set an event in user code.
 """
 
 

@@ -59,7 +59,7 @@ def occupied_by(ident: int, frames: Sequence[FrameType]) -> Occupied:
     if current is not None:
         root = getattr(current.get_coro(), "cr_frame", None)
         cut = next((place for place, frame in enumerate(frames) if frame is root), cut)
-        # The fork happened within a step, so the called code continues, but the loop does not.
+        # The fork happened during a step of the task, so the code called in that step continues, but the loop does not.
         if is_inherited(current):
             return Occupied(ident, None, None, None, [], frames[cut:])
     return Occupied(ident, loop, main if isinstance(main, asyncio.Task) else None, current, frames[:cut], frames[cut:])

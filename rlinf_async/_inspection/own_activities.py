@@ -108,8 +108,8 @@ class _Look:
             return dataclasses.replace(self._states.running(ident, ident, where.inner), blocks=True)
         if not has_users(where.outer):
             return None
-        # User code has called a function that runs a loop. If that is asyncio.run(), the loop's tasks are reported and
-        # mention the call. If it is a blocking method of the framework, only this activity shows the wait.
+        # User code has called a function that runs a loop. If the function is asyncio.run(), the loop's tasks are
+        # reported and mention the call. If it is a blocking method of the framework, only this activity shows the wait.
         main = self._seen.get(where.main)
         told = any(self._seen[task].is_users for task in self._tasks if task.get_loop() is where.loop)
         name = self._states.name_of(ident)
@@ -122,7 +122,7 @@ class _Look:
         state = ActivityState.WAITING if awaits else ActivityState.RUNNING
         return Observation(ident, name, where.outer, is_users=True, state=state, awaits=awaits, call=call)
 
-    # -- relations between them -------------------------------------------------------------------
+    # -- relations between activities -----------------------------------------------------------------------------
 
     def _threads_of_loops(self) -> dict[asyncio.AbstractEventLoop, int]:
         """Return the thread of each loop; for a worker's loop, the main thread, even during a ``def`` method."""

@@ -16,7 +16,7 @@ from rlinf_async._inspection.state.run_report import Target, TargetKind, Wait
 
 _MODULE: Final = "torch.distributed.distributed_c10d"
 
-# Maps each operation to its variables that hold the rank of the single partner, in the world and in the group.
+# Maps each operation to the variables that hold the rank of its only partner, in the world and in the group.
 _PARTNERS: Final = {
     **dict.fromkeys(("send", "send_object_list"), ("dst", "group_dst")),
     **dict.fromkeys(("recv", "recv_object_list"), ("src", "group_src")),
@@ -24,7 +24,7 @@ _PARTNERS: Final = {
 
 
 def collective_wait(frames: Sequence[FrameType]) -> Wait | None:
-    """Return the wait for other ranks in a collective, without its age; None if in none. Outermost frame first."""
+    """Return the wait for other ranks in a collective, without its age, or None; ``frames`` start at the outermost."""
     c10d: Any = sys.modules.get(_MODULE)
     if c10d is None or not any(frame.f_globals.get("__name__") == _MODULE for frame in frames):
         return None
@@ -61,5 +61,5 @@ def _partners(c10d: Any, name: str, variables: Any) -> tuple[str, list[int], boo
 
 
 def _given(argument: int, variable: str) -> int:
-    """Return an argument of ``init_process_group``, or the environment variable that replaces it."""
+    """Return an argument of ``init_process_group``, or the value of the environment variable that replaces it."""
     return argument if argument >= 0 else int(os.environ[variable])

@@ -184,7 +184,7 @@ def _left(task: Task) -> float | None:
 
 
 def _primitive(frames: list[FrameType]) -> tuple[str, str]:
-    """Return kind and name of the primitive on which user code waits; empty in packages, as sockets may end it."""
+    """Return kind and name of the primitive on which user code waits; empty in a package, where I/O may end a wait."""
     if not frames or frames[-1].f_code.co_filename not in _LOCKS:
         return "", ""
     caller = next((frame for frame in reversed(frames) if not frame.f_code.co_filename.startswith(_FOLDER)), None)

@@ -1,4 +1,4 @@
-"""States of this process's threads, from known blocking functions in their innermost frames, and system calls."""
+"""Finds the states of this process's threads from blocking functions in their innermost frames and system calls."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def doing(frames: Sequence[FrameType], native_id: int | None) -> Doing:
         return Doing(
             ActivityState.RUNNING, "lock", "a lock that it shares with other processes", sleeps=_sleeps(native_id)
         )
-    # A thread may also be in such a call for other reasons: to wait for the GIL, which this thread holds, or for a
+    # A thread may also be in a futex call for other reasons: to wait for the GIL, which this thread holds, or for a
     # library's compute threads. So it counts as waiting only if it acquires one of Python's own locks without a
     # deadline: with a deadline, it continues by itself, and attempts to get the GIL are repeated every few
     # milliseconds.

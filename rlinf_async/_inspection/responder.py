@@ -56,7 +56,7 @@ class _Responder:
         self._lock = threading.Lock()  # held during an examination, because two threads may answer at once
 
     def answer(self, facts: dict[str, Any]) -> None:
-        """Answer an inspection. A failure is not reported, because the daemon then reads the stacks instead."""
+        """Answer an inspection. A failure is not reported, because without an answer the daemon reads the stacks."""
         self._send_activities(facts["round"], None)
 
     def answer_for_loop(self) -> None:

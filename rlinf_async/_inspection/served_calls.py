@@ -1,4 +1,4 @@
-"""The calls running in this process, for reports about it."""
+"""Records of the calls that are running in this process, for reports about the process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ServedCall:
-    """A running call, identified by caller and caller's number; a call without a task is a ``def`` on the main thread.
+    """A running call, identified by its caller's endpoint and the caller's number for it.
 
     Attributes:
+        task: task that runs the call; None for a ``def`` method on the main thread.
         is_paused: True if its generator is waiting for the caller to take items.
     """
 

@@ -1,4 +1,4 @@
-"""Pipe into which this process writes the stacks of its threads when its daemon sends a signal.
+"""The pipe into which this process writes the stacks of its threads when its daemon sends a signal.
 
     daemon   opens the pipe as /proc/PID/fd, sends SIGNAL, reads
     process  faulthandler's handler writes, in C: without the GIL, wherever a thread is stuck

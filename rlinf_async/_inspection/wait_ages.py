@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rlinf_async._core import clock
 
-# Shorter lower bounds are reported as unknown, because an old wait would look young.
+# Shorter lower bounds are reported as unknown; otherwise an old wait could look young.
 _TOLD_FROM_S: Final = 2.0
 
 

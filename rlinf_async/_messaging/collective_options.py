@@ -11,7 +11,7 @@ _RANGES = {"accel_cluster_size": (0, 8), "accel_max_ctas": (1, 32), "accel_min_c
 
 @dataclass(frozen=True)
 class CollectiveGroupOptions:
-    """NCCL settings in the form of RLinf's configurations and calls.
+    """NCCL settings, under the names that RLinf's configurations and calls use.
 
     ``AcceleratorUtil.get_accel_pg_options`` applies them, except ``use_ring_broadcast``, to process groups that user
     code creates. This framework's own transfers validate and otherwise ignore them.

@@ -123,11 +123,12 @@ class Exchange:
         *,
         at_once: bool = False,
     ) -> Work[None]:
-        """
+        """Start a receive into a tensor.
+
         Args:
-            at_once: True lets a contiguous CPU tensor be filled while its content is still arriving from another
-            machine. If the operation then fails or is abandoned, the tensor may still be written for a while, and later
-            messages on the stream are unreliable.
+            at_once: True to fill a contiguous CPU tensor while its content is still arriving from another machine. If
+                the operation then fails or is abandoned, the tensor may still be written to for a while, and later
+                messages on the stream are unreliable.
         """
         member = _member(group, rank, options, timeout)
         from rlinf_async._transports.in_place import is_tensor
@@ -157,7 +158,7 @@ class Exchange:
             receiving.peer = peers[0]
             self._mailbox.inbox.receive(receiving, peers[0], POINT_TO_POINT)
 
-        # It was posted, so it goes ahead of those that still wait for an earlier lookup.
+        # This receive was already posted, so it goes ahead of operations that still wait for an earlier lookup.
         self._resolve(receiving, [member], [], start, receives=True, asked=member)
 
     # -- broadcast ----------------------------------------------------------------------------------------------
@@ -366,7 +367,11 @@ class Exchange:
         error: Exception | None,
         after: int,
     ) -> bool:
-        """Look up the first missing member; ``after`` is the endpoint of the rank's dead process, or 0."""
+        """Find the first missing member in a roster. Return False if the operation has failed.
+
+        Args:
+            after: endpoint of the rank's dead process, or 0.
+        """
         member = missing.pop(0)
         if roster is None:
             before = self._mailbox.peers.named(*member)
@@ -420,7 +425,7 @@ class Exchange:
 
 
 class _ObjectAcceptor:
-    """Acceptor of a pickled object; the waiter's thread rebuilds the object."""
+    """Acceptor for pickled objects, which the waiter's thread rebuilds."""
 
     def refuses(self, message: Message) -> str | None:
         if message.kind in (OBJECT, PAIR):
@@ -441,7 +446,7 @@ _OBJECT_ACCEPTOR: Final = _ObjectAcceptor()
 
 
 class _TensorAcceptor:
-    """Acceptor of one tensor's bytes; copies them into the given tensor on arrival."""
+    """Acceptor for one tensor's bytes, which are copied into the given tensor on arrival."""
 
     def __init__(self, tensor: Any, at_once: bool) -> None:
         from rlinf_async._transports.devices.gpu_tensors import mark

@@ -74,13 +74,13 @@ class _Lookup:
 
 
 class GroupRosters:
-    """The known rosters by group name, and the lookups of unknown names. Equal lookups are answered in order."""
+    """The known rosters by group name, and the lookups of unknown names, whose callers are answered in order."""
 
     def __init__(self, client: NodeClient) -> None:
         self._client = client
         self._lock = threading.Lock()
         self._rosters: dict[str, Roster] = {}
-        self.lookups: dict[_Key, _Lookup] = {}  # read by each operation, which needs no call while there is none
+        self.lookups: dict[_Key, _Lookup] = {}  # operations check directly whether it is empty, to save a call
         self._patience = settings.NAME_TIMEOUT_S()
 
     def find(self, group: str, on_roster: OnRoster, rank: int = 0, after: int = 0) -> bool:
@@ -136,7 +136,7 @@ class GroupRosters:
             self._rosters.pop(group, None)
 
     def late(self, group: str, seconds: float, on_roster: Callable[[Exception], object], lookup: int = -1) -> None:
-        """Call back with a timeout error that lists the existing groups, and cancel the ``lookup``."""
+        """Call ``on_roster`` with a timeout error that lists the existing groups, and cancel the ``lookup``."""
         late = end_lookup(self._client, "group", f"group named '{group}' within {seconds:g} s", lookup)
 
         def said() -> None:

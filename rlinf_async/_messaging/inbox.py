@@ -27,7 +27,7 @@ logger = own_logger(__name__)
 
 
 class _ReceiveStream:
-    """The receiving side of a message stream. The death of a peer in ``others`` also fails it."""
+    """The receiving side of a message stream. The death of a peer in ``others`` also fails the stream."""
 
     __slots__ = ("arrivals", "id", "others", "source")
 
@@ -46,7 +46,7 @@ class Inbox:
         self._lock = threading.Lock()
         self._streams: dict[tuple[int, Any], _ReceiveStream] = {}
         self.wait_for_return: Callable[[ReceiveWork[Any], Peer], None]
-        """Callback that reposts a receive of a dead peer for the rank's next process."""
+        """Callback that reposts a receive from a dead peer for the rank's next process."""
 
     def __repr__(self) -> str:
         return f"<Inbox {len(self._streams)} streams>"
@@ -93,7 +93,7 @@ class Inbox:
             self._fail(stream, gone)
 
     def _give_back(self, stream: _ReceiveStream, message: Message) -> None:
-        # If the peer has ended since, its empty stream was removed from the table, so put the stream back.
+        # If the peer has ended in the meantime, its empty stream was removed from the table, so put the stream back.
         # tests/_messaging/test_moments.py::test_the_last_words_of_a_dead_peer_go_back_when_their_receive_is_cancelled
         source = stream.source
         if self._peers.named(source.group, source.rank) is source:
@@ -151,7 +151,7 @@ class Inbox:
     def _reply(self, stream: _ReceiveStream, what: int, *facts: Any) -> None:
         self._peers.post((stream.source,), (what, stream.id, *facts))
 
-    # -- messages of senders ------------------------------------------------------------------------------------
+    # -- messages from senders ----------------------------------------------------------------------------------
 
     def on_data(
         self,
@@ -249,7 +249,12 @@ class Inbox:
         places: list[list[int]],
         work: Any,
     ) -> None:
-        """Deliver a message with buffers at ``places`` from a GPU link; ``rest`` is the frame's content or an error."""
+        """Deliver a message whose buffers a link has fetched.
+
+        Args:
+            rest: content of the frame, or the error that reading it raised.
+            places: for a GPU link, one list with the indices of the fetched buffers; otherwise empty.
+        """
         try:
             buffers = work._result()
         except Exception as error:

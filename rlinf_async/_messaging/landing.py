@@ -234,7 +234,7 @@ class _Landing:
         abandon_works(sent)
 
     def keep_all(self) -> None:
-        """Stop forwarding the payload, and drop its memory once finished."""
+        """Stop forwarding the payload, and drop its memory once the payload is finished."""
         for stream_id in list(self._passing):
             self.keep(stream_id)
         with self._lock:

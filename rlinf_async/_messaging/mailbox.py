@@ -27,7 +27,7 @@ logger = own_logger(__name__)
 
 
 class Mailbox:
-    """The inbox, outbox, peers and group names of one worker, which introduces itself with group, rank, node, pid."""
+    """The inbox, outbox, peers and group names of one worker, which introduces itself by group, rank, node and pid."""
 
     def __init__(self, client: NodeClient, introduction: tuple[str, int, str, int], address: str) -> None:
         self.names = GroupRosters(client)

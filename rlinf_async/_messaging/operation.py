@@ -154,7 +154,7 @@ class SendWork(MessageOperation[Any]):
 
 
 class Acceptor(Protocol):
-    """How a receive accepts or refuses messages, and stores their content."""
+    """The part of a receive that accepts or refuses messages, and stores their content."""
 
     def refuses(self, message: Message) -> str | None:
         """Return the reason why the message is not acceptable; None if it is acceptable."""
@@ -195,8 +195,8 @@ class ReceiveWork(Returnable[T], MessageOperation[T]):
         self._message = message
         if self._settle():
             return True
-        # Another thread may have abandoned the operation, perhaps after the message was stored here. In that case it
-        # has already returned the message, and returning it a second time would duplicate it.
+        # Another thread may have abandoned the operation, perhaps after the message was stored here. In that case the
+        # thread has already returned the message, and returning it a second time would duplicate it.
         # tests/_messaging/test_operation.py::test_a_message_goes_back_once_whenever_its_receive_is_given_up
         with self._lock:
             kept, self._message = self._message, None

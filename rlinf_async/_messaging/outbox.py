@@ -1,4 +1,4 @@
-"""The sending side of messaging: numbers messages, waits for window room, picks a transport, retries, withdraws."""
+"""The sending side of messaging: numbers messages, waits for room, picks a transport, retries, withdraws."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class InFlight(WindowEntry):
 
     Attributes:
         awaited: endpoints that have not yet confirmed the content.
-        links: links used for the content; maps each link to the number of the transfer on it.
-        attempts: total transfers started.
+        links: links used for the content, each with the number of the transfer on it.
+        attempts: number of transfers started so far.
         by_gpu: True if the latest transfer was from GPU to GPU.
         relay: relayed broadcast that carries the content, or None.
         certain: endpoints reached by a transport that loses nothing while both sides are alive.
@@ -255,7 +255,7 @@ class Outbox:
             self._peers.post((peer,), (*start, [transport, transfer, sizes, *places]), body, fds)
             work = link.send(transfer, buffers)
             work._follow(functools.partial(self._sent_by_link, stream, in_flight, peer, work))
-        # The message has been withdrawn, so no receiver will request it.
+        # If the message has been withdrawn, no receiver will request it.
         if in_flight.awaited and number not in stream.open:
             in_flight.end_transfers(ClosedError(f"{in_flight.sending._describe()} was withdrawn"))
 
@@ -401,7 +401,7 @@ class Outbox:
             in_flight.end_transfers(error)
             in_flight.sending.fail(copy_of(error))
 
-    # -- messages of receivers ----------------------------------------------------------------------------------
+    # -- messages from receivers --------------------------------------------------------------------------------
 
     def on_room(self, source: Peer, stream_id: Any, total: int) -> None:
         stream = self._find(source.endpoint, stream_id)

@@ -40,7 +40,7 @@ class Peer:
         is_supervised: True if its rank is known to be restarted after it dies.
         connection, gpu_link: health of the direct connection and of the GPU link.
         gpu: its announced GPU, if any.
-        reachable: uuids of other GPUs whose memory it can open.
+        reachable: UUIDs of other GPUs whose memory it can open.
         knows_gpu: True if this worker's GPU has been announced to it.
     """
 

@@ -87,7 +87,7 @@ class Peers:
         if before is None or before.error is not None or peer.error is None:
             self._named[group, rank] = peer
             if before is not None and before is not peer and before.error is not None:
-                # Call back once more: messages of the dead process can no longer be received.
+                # Call back once more: messages from the dead process can no longer be received.
                 self._on_end(before)
 
     def named(self, group: str, rank: int) -> Peer | None:
@@ -114,7 +114,8 @@ class Peers:
             return
         (peer,) = peers
         if peer.endpoint == self._client.endpoint:
-            # Deliver through the loop, as from other peers, because the caller may hold a lock that the handler takes.
+            # Deliver the frame through the loop, as if it came from another peer, because the caller may hold a lock
+            # that the handler takes.
             self._client.loop.call_soon_threadsafe(self._on_facts, self.me, facts, body, list(fds))
             return
         if not peer.is_met:
@@ -236,7 +237,7 @@ class Peers:
             peer.error.add_note(reason)
 
     def on_node_lost(self, facts: dict[str, Any]) -> None:
-        """Handle the loss of a node. When a rank is needed, node 0 is asked whether it will be restarted."""
+        """Handle the loss of a node. Node 0 is asked whether a lost rank will be restarted once that rank is needed."""
         for peer in list(self._peers.values()):
             if peer.node == facts["node"]:
                 self._lose(peer, self._client.lost_nodes[facts["node"]])

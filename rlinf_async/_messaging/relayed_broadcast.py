@@ -90,7 +90,7 @@ def open_landed(memory: Sequence[Any], sizes: Sequence[int], head: bytes) -> Con
 
 
 class Carrier:
-    """The link between this worker and a peer for one broadcast, and to other hosts by address.
+    """A link for one broadcast: to a peer, and to other hosts by their addresses.
 
     A source passes no inbox. ``about`` holds the message's stream and number.
     """
@@ -144,7 +144,7 @@ class Carrier:
 
 
 class _PieceAcceptor:
-    """Acceptor of a piece, which is written in place as it arrives."""
+    """Acceptor for a piece, which is written in place as it arrives."""
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory

@@ -46,7 +46,7 @@ class AsyncRouteWork(Returnable[Any], Whole[Any]):
                 part._timeout, part._since = self._timeout, self._since
 
     def begin(self, parts: Sequence[Work[Any]], finalize: Callable[[list[Any]], Any] | None = None) -> None:
-        """Wait for these parts. ``finalize``, called once, turns their results into this work's (default: None)."""
+        """Wait for these parts. ``finalize``, called once, turns their results into the work's own (default: None)."""
         self._share_time(parts)
         self._parts = parts
         self._finalize = finalize

@@ -1,4 +1,4 @@
-"""Execution of ``send_to`` and ``recv_from``: splits a batch, sends shards by channel or directly, merges them."""
+"""Executes ``send_to`` and ``recv_from``: splits a batch, sends shards by channel or directly, and merges them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Makes waits raise ``LoopNotRunning`` if they need a user's event loop that was stopped or closed.
 
-A cluster opened in a coroutine uses the loop that runs the coroutine. A wait on that loop runs only while the loop
-does; a wait from another thread would last forever once the loop has stopped (``run_until_complete`` has returned) or
+A cluster opened in a coroutine uses the loop that runs the coroutine. A wait on that loop continues only while the loop
+runs; a wait from another thread would last forever once the loop has stopped (``run_until_complete`` has returned) or
 is closed, which asyncio does not report. So each such wait schedules a callback on the loop, and later checks whether
 the callback ran::
 

@@ -195,7 +195,7 @@ class LoopWaits:
 
 
 def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
-    """Continue a wait in this thread after ``REGISTER_AFTER_S`` seconds. Return False once ``timeout`` has passed.
+    """Continue this thread's wait, which has lasted ``REGISTER_AFTER_S``. Return False once ``timeout`` has passed.
 
     Raises:
         LoopNotRunning: the wait needs a user's loop that is not running.

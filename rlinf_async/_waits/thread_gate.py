@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import types
-from asyncio import AbstractEventLoop, _get_running_loop as running_loop  # None, and no exception, if no loop runs
+from asyncio import AbstractEventLoop, _get_running_loop as running_loop  # returns None if no loop runs
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Protocol, TypeVar
 
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 class Gate(Protocol):
-    """An object at which one thread waits, once."""
+    """An object at which a single thread waits, and only once."""
 
     def open(self) -> None:
         """End the wait, or make a later wait return immediately. Any thread may call this."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the gate is opened. Return False after ``seconds``."""
+        """Wait until the gate is opened. Return False if it is still closed after ``seconds``."""
 
 
 class LockGate:
@@ -145,10 +145,12 @@ def wait_at(make: Callable[[], Gate]) -> None:
 
 
 def awaiting_loop() -> AbstractEventLoop | None:
-    """Return the running loop if this code must await instead of block, else None; RLinf's rules let coroutines
-    block."""
-    # Even under RLinf's rules, code that handles received frames must await, such as functions passed to `then` and a
-    # group's callbacks.
+    """Return the running loop if this code must await instead of blocking, else None.
+
+    RLinf's rules let coroutines block.
+    """
+    # Even under RLinf's rules, code that handles received frames, such as functions passed to `then` and a group's
+    # callbacks, must await.
     return running_loop() if not dialect.is_rlinf or _per_thread.reads else None
 
 
@@ -157,7 +159,7 @@ def must_await() -> bool:
 
 
 def may_wait() -> bool:
-    """True if this thread may block: it neither runs a loop nor handles received frames, for which other waits wait."""
+    """True if this thread may block: it neither runs a loop nor handles received frames, which may end other waits."""
     return not _per_thread.reads and (dialect.is_rlinf or running_loop() is None)
 
 

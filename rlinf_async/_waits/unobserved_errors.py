@@ -34,7 +34,7 @@ logger = own_logger(__name__)
 # Maximum number of errors kept per client; older errors have already been logged and counted by the launcher.
 MAX_ERRORS: Final = 1000
 
-# Maximum number of remembered causes that were observed; further errors with these causes may still arrive.
+# Maximum number of observed causes that are remembered, because further errors with these causes may still arrive.
 MAX_OBSERVED: Final = 1000
 
 MAX_LINES: Final = 16
@@ -44,7 +44,7 @@ _numbers = itertools.count(1)
 
 @dataclass(eq=False)
 class UnobservedError:
-    """An error of a call or rank that has arrived, but which the script has not received yet.
+    """An error of a call or rank that has arrived here but has not been raised in the script yet.
 
     Attributes:
         cause: identity shared by the errors of several calls.
@@ -83,7 +83,7 @@ class UnobservedErrors:
     Args:
         send_operation: sends an operation to the daemon, which counts the errors for the launcher; None in a worker,
             whose errors do not affect the run's exit code.
-        later: calls back after a number of seconds.
+        later: calls a function after a number of seconds.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class UnobservedErrors:
             self._timer_is_set = self._timer_is_set or sets_timer
         if known is error:
             self._send_operation(operations.ReportError(error.key, error.text))
-            # Outside the lock, which must not be held during a send; the error may have been observed in between.
+            # The lock must not be held during a send, so the error may have been observed in the meantime.
             if error.cause in self._observed:
                 self._send_operation(operations.WithdrawError(error.key))
         if left is not None and not left.is_due:
@@ -248,7 +248,7 @@ _watches: dict[ErrorWatch, None] = {}
 
 @contextmanager
 def watched(end: Callable[[], None]) -> Iterator[ErrorWatch]:
-    """Context manager: calls ``end``, on any thread, once an error is due; the watch has any error already due."""
+    """Context manager: calls ``end``, on any thread, once an error is due. The watch holds an error that is due."""
     watch = ErrorWatch(end)
     # Register the watch before looking for errors, so that an error that becomes due in between is seen at least once.
     _watches[watch] = None

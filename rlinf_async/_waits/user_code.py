@@ -30,7 +30,7 @@ _WRAPPERS: Final = frozenset(
 )
 
 _TASKS: Final = str(asyncio.tasks.__file__)
-# Functions of asyncio, with the variables that hold their timers.
+# Maps functions of asyncio to the local variables that hold their timers.
 _TIMERS: Final = {"sleep": "h", "_wait": "timeout_handle", "wait_for": "timeout_handle"}
 
 _MAX_AWAITERS: Final = 32  # maximum length of a followed chain of tasks that await each other
@@ -61,7 +61,7 @@ def waiter_in_thread(ident: int) -> Waiter:
 
 
 def waiter_for(future: asyncio.Future[Any]) -> Waiter:
-    """Return the task that waits for a future; without user code, the line comes from a task that awaits this task."""
+    """Return the task that awaits a future; if it runs no user code, the line comes from a task that awaits it."""
     first = task = awaiter_of(future)
     internal = False
     for _ in range(_MAX_AWAITERS):
@@ -122,7 +122,7 @@ def frames_of(task: asyncio.Task[Any]) -> Iterator[FrameType]:
 
 
 def time_left(task: asyncio.Task[Any]) -> float | None:
-    """Return the seconds until a timer ends a suspended task's current await; None without a timer."""
+    """Return the seconds until a timer ends a suspended task's current await; None if it has no timer."""
     return min((max(0.0, when - clock.monotonic()) for when in _deadlines_of(task)), default=None)
 
 

@@ -4,8 +4,8 @@ A link has two message streams in each direction: *control*, a byte stream that 
 whenever the stream is free, and *bulk*, which sends pieces, so that a large value never delays a call. Both treat
 payloads as opaque bytes. Order is preserved within a stream, but not between the two.
 
-A connection may break or fall silent at any time. Then the dialling side reconnects, both sides report how many
-messages of each stream they have received, and the remaining messages are sent again, so that none is lost or
+A connection may break or fall silent at any time. When it does, the dialling side reconnects, both sides report how
+many messages of each stream they have received, and the remaining messages are sent again, so that none is lost or
 duplicated (`rlinf_async._core.link_messages`). The link itself ends with a goodbye, with the peer daemon's exit, or
 once its lease has expired without a message from the other side.
 
@@ -43,7 +43,7 @@ _BEATS: Final = 10
 _SILENT_BEATS: Final = 3.5
 """Number of heartbeats without a message after which a connection to a reachable peer is replaced; TCP waits longer."""
 _PROBE_S: Final = 1.0
-"""Timeout for probing a silent peer. TCP itself would only retry after one second, so the next probe retries then."""
+"""Timeout for probing a silent peer. TCP would retry only after one second; by then, the next probe starts."""
 _BREAK_OFF_S: Final = 0.5
 _MAX_REASON_BYTES: Final = 1000
 _FIRST_PAUSE_S: Final = 0.1
@@ -77,7 +77,7 @@ async def _leave(_in_order: bool) -> None:
 
 
 class Over:
-    """An awaitable event: the end of a wire, clean or not."""
+    """An awaitable event that marks the end of a wire, clean or not."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -102,7 +102,7 @@ class Wire:
 
 
 Received = Sequence[int]
-"""How many messages have arrived on the control and the bulk stream, over all connections of a link."""
+"""Numbers of messages received on the control stream and on the bulk stream, over all connections of a link."""
 
 Redial = Callable[[Received, float], Awaitable[tuple[Wire, Received]]]
 """Function that opens another connection within the given seconds, and exchanges the counts of received messages.
@@ -138,7 +138,8 @@ class PeerLink:
     back until all three are set. An exception in a callback ends the link.
 
     Args:
-        lease: seconds without a message from the other side after which the link ends; it may end up to a tenth later.
+        lease: seconds without a message from the other side after which the link ends; ending it may take up to a tenth
+            longer.
         address: listening address of the peer's daemon, empty if unknown. If it refuses connections, the daemon has
             exited.
         accepts: checks whether ``address`` accepts connections; returns None if there is no answer within the given
@@ -148,7 +149,7 @@ class PeerLink:
 
     Attributes:
         peer: the other node's rank.
-        lease: the argument; may be changed at any time, on both sides.
+        lease: value of the argument; the owner may change it at any time, on both sides.
         peer_has_ended: True if the other side's daemon has closed the link or exited.
         on_control: called with the bytes passed to `send` on the other side, in order. The bytes of several calls may
             arrive joined, and values larger than 256 KiB may arrive in parts.
@@ -191,9 +192,9 @@ class PeerLink:
         self._owes_acknowledgement = False  # True if an acknowledgement or a heartbeat must be sent
         self._ack_timer: asyncio.TimerHandle | None = None
         self._open_readers = 2
-        self._closing = False  # whether this side has called `close`
-        self._ending = False  # one side is closing: queued messages are still sent, new ones are refused
-        self._has_ended = False  # the link no longer sends or receives
+        self._closing = False  # True once this side has called `close`
+        self._ending = False  # True once a side closes: queued messages are still sent, new ones refused
+        self._has_ended = False  # True once the link no longer sends or receives
         self._has_told_end = False
         self._reason = ""
         self._verdict = ""  # this side's reason for ending the link, until it is sent
@@ -253,7 +254,7 @@ class PeerLink:
     async def close(self) -> None:
         """Send all queued messages and a goodbye, and wait up to two seconds for the peer's goodbye. Idempotent.
 
-        Messages that arrive during the close are dropped, and `on_lost` is not called any more. If there is no
+        Messages that arrive during the close are dropped, and `on_lost` is no longer called. If there is no
         connection, nothing is sent.
         """
         self._closing = True
@@ -417,8 +418,8 @@ class PeerLink:
             raise LinkEnded(f"{why}; its daemon is gone: {self._address} refuses connections")
 
     async def suspend(self) -> Received:
-        """Stop the connection that the peer has replaced. Return the received counts for the peer, or raise
-        LinkEnded."""
+        """Stop the connection that the peer has replaced. Return the counts of received messages, to be sent to the
+        peer; raise LinkEnded if the link has ended."""
         if (wire := self._present) is not None:
             self._interrupt(Broken("the other side has made another connection"))
             # The counts must not change once the peer has them: a message counted afterwards would be sent again and
@@ -469,7 +470,7 @@ class PeerLink:
 
     def _on_beat(self) -> None:
         now, beat = clock.monotonic(), self._beat_s
-        # If this process itself was stopped, read the messages that have arrived before judging the peer.
+        # If this process itself was stopped, read the messages that arrived in the meantime before judging the peer.
         stood_still, self._last_beat = now - self._last_beat > 2 * beat, now
         if not self._listening.is_set():
             self._last_arrival = now
@@ -588,7 +589,7 @@ class PeerLink:
         except Exception as error:
             report_failure(f"{callback} of the link to node {self.peer} failed", error)
             self._abandon(f"{callback} failed: {error!r}")
-            # The future never completes, because the task is cancelled once the other side knows.
+            # Wait forever: this task is cancelled once the other side has been notified.
             await self._loop.create_future()
 
     def _close_reader(self) -> None:

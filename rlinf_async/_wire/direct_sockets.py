@@ -71,8 +71,11 @@ class DirectSockets:
         self._send_resume(peer, 0)
 
     def resume(self, peer: int, received: int) -> None:
-        """Resume through the daemon: the peer has received ``received`` frames and no longer reads; -1 if it has
-        exited."""
+        """Continue through the daemon after the peer has stopped reading the socket.
+
+        Args:
+            received: number of frames that the peer has received; -1 if it has exited.
+        """
         connection = self.connections.get(peer)
         if connection is None:
             if received < 0:

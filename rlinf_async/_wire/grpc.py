@@ -52,10 +52,10 @@ _Options = list[tuple[str, int | str]]
 _Handler = Callable[[Any, Any], Awaitable[None]]
 
 
-# A link detects silence itself (``daemon_link``), and reconnects. gRPC's own pings only remove connections that neither
-# side has closed, and may be slow, because a ping waits behind megabytes still queued in a slow network. The server
-# must be configured to allow pings; otherwise it would take them for an attack. tests/_wire/test_daemon_link_ends.py::
-# test_an_idle_link_outlives_many_leases
+# A link detects silence itself (``daemon_link``), and reconnects. gRPC's own pings serve only to remove connections
+# that neither side has closed. Their timeouts are long, because a ping waits behind megabytes still queued in a slow
+# network. The server must be configured to allow pings; otherwise it would take them for an attack.
+# tests/_wire/test_daemon_link_ends.py::test_an_idle_link_outlives_many_leases
 def _shared_options(lease: float) -> _Options:
     pace = round(lease * 1000)
     return [
@@ -237,7 +237,7 @@ async def refusal(call: Any) -> Exception:
 
 
 async def finish(call: Any) -> None:
-    """End a call cleanly, after the goodbyes. For a dropped call gRPC would log errors on other loops."""
+    """End a call cleanly, after the goodbyes. If the call were dropped, gRPC would log errors on other loops."""
     try:
         await call.done_writing()
         while await call.read() is not grpc.aio.EOF:

@@ -35,8 +35,7 @@ class Hello:
     Attributes:
         incarnation: id of the daemon process; a restarted daemon has a new id.
         address: the daemon's listening address; empty if it does not listen.
-        received: how many messages of each stream have been received, when a connection is replaced; empty for a new
-            link.
+        received: number of messages received on each stream, if a connection is being replaced; empty for a new link.
         bulk: the key that the dialling side must send on the bulk stream; set only in answers.
     """
 

@@ -1,9 +1,9 @@
-"""``Lifeline``: controls a node daemon, a local or ssh subprocess that exits when its stdin closes, by JSON lines.
+"""``Lifeline``: exchanges JSON lines with a node's daemon, a local or ssh subprocess that exits when its stdin closes.
 
 The far side, started here or through ssh, reads and writes JSON objects, one per line. Its lines for this side start
-with a marker known only to both sides. Anything else on its stdout is noise (a shell's start-up files, a banner), kept
-only for error messages. However this process ends, the far side sees the end of its stdin and ends everything that it
-started.
+with a marker known only to the two sides. Anything else on its stdout is noise (a shell's start-up files, a banner),
+kept only for error messages. However this process ends, the far side sees the end of its stdin and ends everything that
+it started.
 
 This module touches no signal handlers or child watchers and starts no thread, so that a service may embed it; a pidfd
 reports the end of the process.
@@ -204,7 +204,7 @@ class Lifeline:
     async def stop(self, grace: float = 5.0, *, cut: float = _STOP_S) -> int | None:
         """Ask the far side to exit within ``grace`` seconds; then close its stdin, and kill it ``cut`` seconds later.
 
-        Never raise because the far side misbehaves. Return the exit code. Afterwards the lifeline is closed.
+        Return the exit code. A misbehaving far side causes no exception; the lifeline is closed afterwards.
         """
         end = self._loop.time() + grace
         with suppress(RLinfAsyncError):
@@ -214,8 +214,10 @@ class Lifeline:
         return self._process.returncode
 
     async def stop_lost(self, *, is_here: bool) -> None:
-        """Stop a lost node's far side within a second, even if it does not answer; a remote one by closing its
-        stdin."""
+        """Stop a lost node's far side within a second, even if it does not answer.
+
+        A far side on another machine is stopped by closing its stdin.
+        """
         end = self._loop.time() + _STOP_LOST_S / 2
         with suppress(RLinfAsyncError):
             await self.send({"op": "stop"}, timeout=_STOP_LOST_S / 2)
@@ -251,7 +253,7 @@ class Lifeline:
         self._close_descriptors()
 
     def end_without_loop(self, cut: float) -> None:
-        """Close the lifeline and block until it is closed; for any thread, if the loop is closed or has stopped.
+        """Close the lifeline and block until it is closed. Any thread may call this if the loop does not run.
 
         If the loop runs again, it releases the descriptors registered with it.
         """

@@ -1,4 +1,4 @@
-"""Parser of a daemon's listening address, ``"ip:port"``, into an IP address and a port."""
+"""Parses a daemon's listening address, ``"ip:port"``, into an IP address and a port."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _MAX_NAMED: Final = 8
 
 
 def promise(port: int) -> socket.socket | None:
-    """Reserve a port until the returned socket is closed; return None if already reserved.
+    """Reserve a port until the returned socket is closed; return None if the port is already reserved.
 
     All nodes and runs on this machine, of any user, see the reservation, an abstract socket that receives nothing.
     """
@@ -64,8 +64,8 @@ def family(address: str) -> socket.AddressFamily:
 def _listening(address: str, port: int) -> socket.socket:
     listener = socket.socket(family(address), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        # SO_REUSEADDR ignores lingering connections of the last run, but also lets two sockets bind the same port,
-        # although only one can listen, so listen before calling the port free.
+        # SO_REUSEADDR allows binding despite lingering connections of the last run. It also lets two sockets bind the
+        # same port, although only one can listen, so listen before treating the port as free.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
         listener.listen(1024)

@@ -1,4 +1,4 @@
-"""A parser for a subprocess's stdout, which mixes JSON objects, on lines that begin with a marker, with noise."""
+"""A parser for a subprocess's stdout, in which lines with a marker and a JSON object are mixed with noise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 
 
 class MarkedLines:
-    """A parser that extracts JSON objects from bytes, one per marked line; the reader takes them from the list."""
+    """A parser that extracts JSON objects from bytes, one per marked line; the reader takes them from ``messages``."""
 
     def __init__(self, marker: str) -> None:
         self.messages: deque[dict[str, Any]] = deque()

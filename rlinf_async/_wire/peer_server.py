@@ -118,7 +118,7 @@ class PeerServer:
         with self._counted():
             stream = grpc.accepted(context)
             hello = await self._greet(stream, context)
-            # This entry reserves the node's place: a second new link is refused until the first one is up.
+            # This entry reserves the node's place, so that a second new link is refused even before the first is up.
             peer, (_, link) = hello.node, self._peers.setdefault(hello.node, (hello.incarnation, None))
             wire: Wire | None = None
             try:

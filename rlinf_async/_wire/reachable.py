@@ -1,4 +1,4 @@
-"""Probes a daemon's address: tells a reachable daemon from a machine without a daemon and an unreachable machine."""
+"""Probes a daemon's address: distinguishes reachable daemons, machines without a daemon, and unreachable machines."""
 
 from __future__ import annotations
 

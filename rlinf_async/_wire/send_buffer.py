@@ -32,7 +32,7 @@ _RESTART: Final = frames.pack((frames.RESTART, 0))
 _NOSIGNAL: Final = int(socket.MSG_NOSIGNAL)
 
 PASSING: Final = frozenset((errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM))
-"""Transient errors (too many descriptors in transit, no memory), after which the socket accepts the same bytes."""
+"""Transient errors (too many descriptors in transit, no memory): the socket accepts the same bytes later."""
 
 RETRY_S: Final = 0.005
 
@@ -50,7 +50,7 @@ class SendBuffer:
     Attributes:
         nbytes: number of bytes added but not yet written.
         kept: frames, with their descriptors, that the other side may not have received.
-        callbacks: callbacks of unsent frames, each with the total of sent bytes that triggers it.
+        callbacks: callbacks of unsent frames, each with the number of sent bytes at which it is called.
     """
 
     __slots__ = ("_queue", "_sent_bytes", "callbacks", "kept", "nbytes")
@@ -66,8 +66,10 @@ class SendBuffer:
         return len(self._queue)
 
     def add(self, data: bytes, fds: Sequence[int], nbytes: int = 0, on_sent: Callable[[], None] | None = None) -> None:
-        """Append a packed frame with ``nbytes`` of content; it is kept, and its descriptors open, until
-        acknowledged."""
+        """Append a packed frame with ``nbytes`` of content.
+
+        Until the frame is acknowledged, it is kept, and its descriptors stay open.
+        """
         if nbytes and self.kept.is_too_much and not self._queue:
             self.kept.forfeit()
         if fds:
@@ -140,9 +142,9 @@ class SendBuffer:
         chunks = [data]
         size = len(data)
         while queue and size < _BATCH_BYTES:
-            # A receiver that has lost descriptors assigns the descriptors of one read to the frames after a RESTART in
-            # it. If frames with descriptors preceded the RESTART in the same write, a later frame would show their
-            # content. tests/_wire/test_send_buffer.py::test_what_is_sent_again_takes_no_descriptor_of_what_is_skipped
+            # A receiver that has lost descriptors assigns the descriptors of a read to the frames after its RESTART. If
+            # frames with descriptors preceded the RESTART in the same write, a later frame would show their content.
+            # tests/_wire/test_send_buffer.py::test_what_is_sent_again_takes_no_descriptor_of_what_is_skipped
             if fds and queue[0] is _RESTART:
                 break
             sent = queue.popleft()

@@ -27,7 +27,7 @@ MAX_FRAME_BYTES: Final = 8 << 20
 
 _EMPTY: Final = WriteState.EMPTY
 _BURST_S: Final = 50e-6
-"""Seconds after a frame in which further frames wait for the end of the loop's turn."""
+"""Period after a frame during which further frames wait for the end of the loop's turn."""
 
 Relay = Callable[[list[Any], Sequence[int]], None]
 
@@ -35,8 +35,8 @@ Relay = Callable[[list[Any], Sequence[int]], None]
 class SocketWriter:
     """Writes frames to a socket, and closes the passed descriptors once they have arrived.
 
-    The writer's callbacks do not keep their object, which owns the writer, alive; in a cycle, only the garbage
-    collector would free a closed connection's buffers.
+    The writer's callbacks do not keep their object, which owns the writer, alive. Otherwise the two would form a
+    reference cycle, and only the garbage collector would free a closed connection's buffers.
 
     Args:
         incoming: counter of the same connection's received frames, whose acknowledgements travel with sent frames.
@@ -46,7 +46,8 @@ class SocketWriter:
 
     Attributes:
         thread: id of the loop's thread; 0 until the connection is open and may be written.
-        sibling: writer of the other connection between the same two processes, which carries acknowledgements, too.
+        sibling: writer of the other connection between the same two processes, which may also carry acknowledgements
+            for this connection.
         is_closed: True once writing has stopped; later frames are kept, relayed or dropped.
         lock: held while a frame is queued, to keep the order.
     """
@@ -265,7 +266,7 @@ class SocketWriter:
             on_drained()
 
     def on_loop(self, callback: Callable[[], None]) -> None:
-        """Call back on the loop's thread, immediately if it is the current thread."""
+        """Call ``callback`` on the loop's thread, immediately if it is the current thread."""
         if threading.get_ident() == self.thread:
             callback()
         else:
@@ -289,7 +290,7 @@ class SocketWriter:
         """Send the frames that the other side lacks, and all later ones, along another path, after this connection
         broke.
 
-        Hold the lock until the end. Otherwise a thread that sends during the handover would either overtake earlier
+        The lock is held until the end. Otherwise a thread that sends during the handover would either overtake earlier
         frames or add to the kept frames after they were taken, where nothing would send them
         (tests/test_broken_sockets.py::test_calls_outlive_their_socket_and_run_once_in_order).
 

@@ -230,7 +230,7 @@ class Connection:
             if self.is_closed:
                 return
             # Reading until the socket is empty could take forever if the sender never pauses. All bytes sent before the
-            # call are already in the socket, so read only as many. tests/_wire/test_unix.py::
+            # call are already in the socket, so read only that many. tests/_wire/test_unix.py::
             # test_what_had_been_said_is_read_at_once_and_no_more_is_waited_for
             available = array.array("i", [0])
             try:
@@ -253,7 +253,7 @@ class Connection:
             self._loop.call_soon_threadsafe(self._read_rest_and_fail)
 
     def _read_rest_and_fail(self) -> None:
-        """Fail because the socket can no longer be written, after reading everything that the other side has sent."""
+        """Read everything that the other side has sent, then fail because the socket can no longer be written."""
         if self.is_closed:
             return
         if self._socket.is_intact():

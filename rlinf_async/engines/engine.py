@@ -56,7 +56,7 @@ class EngineSettings:
             keys and values computed with the old ones (``"keep"``), are completed first (``"wait"``), or start over
             (``"abort"``).
         stall_timeout: seconds without a token after which an engine with open requests is considered hung. Updates
-            count towards this time, the user's pauses do not. None for no limit.
+            count towards this time, but the user's pauses do not. None for no limit.
     """
 
     model: str
@@ -283,7 +283,7 @@ def encode_prompt(tokenizer: Any, request: Request) -> list[int]:
         variables |= {"tools": list(request.tools) or None, "add_generation_prompt": True}
         try:
             found = tokenizer.apply_chat_template(list(prompt), return_dict=True, **variables)
-        except Exception as error:  # the template's own exception types, which a caller may be unable to unpickle
+        except Exception as error:  # it may have a type that a caller cannot unpickle
             raise ValueError(f"the model's chat template refuses the messages or tools: {error!r}") from None
         tokens = list(found["input_ids"])
     else:

@@ -134,7 +134,7 @@ class EngineGroup:
         """Wait until all engines are ready.
 
         Raises:
-            Exception: an engine failed to start; the text has its last output.
+            Exception: an engine failed to start; the error's text contains its last output.
         """
         yield from self.workers.__await__()
         return self

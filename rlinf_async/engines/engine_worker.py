@@ -35,7 +35,7 @@ class EngineWorker(Worker):
         try:
             self._engine = implementation(settings, self._worker_name)
         except RuntimeError as error:
-            # An engine says merely that one of its processes has ended; the process wrote the cause to stderr.
+            # The engine's error only says that one of its processes has ended; that process wrote the cause to stderr.
             request = context.require_client().request(operations.ReadStderr(), what="what the engine wrote to stderr")
             lines = [f"    | {line}" for line in request.wait()]
             raise RuntimeError("\n".join([str(error), "  last words", *lines])) from error

@@ -36,7 +36,7 @@ _OWN_OPTIONS: Final = (
     *("model", "uds", "host", "port", "api_key"),
     *("weight_transfer_config", "worker_extension_cls"),
 )
-# Seconds between checks whether a starting server listens yet; vLLM sends no notification.
+# Seconds between checks of whether a starting server listens yet; vLLM sends no notification.
 _LISTENS_S: Final = 0.1
 
 
@@ -271,7 +271,7 @@ class HttpEngine(VllmBacked):
 
 
 def command_line(options: Mapping[str, Any]) -> list[str]:
-    """Convert options to command-line words: ``max_model_len=2`` becomes ``--max-model-len 2``, a dict becomes JSON."""
+    """Return options as a command line: ``max_model_len=2`` becomes ``--max-model-len 2``, and a dict becomes JSON."""
     words: list[str] = []
     for name, value in options.items():
         flag = name.replace("_", "-")

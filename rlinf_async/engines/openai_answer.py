@@ -1,4 +1,4 @@
-"""``Answer``: collects the chunks of a response of OpenAI's HTTP interface, and converts them to JSON."""
+"""``Answer``: collects the chunks of a response for OpenAI's HTTP interface, and converts them to JSON."""
 
 from __future__ import annotations
 

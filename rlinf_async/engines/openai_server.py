@@ -311,7 +311,7 @@ def _bind_path(path: str) -> socket.socket:
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
         asking.setblocking(False)
         if stat.S_ISSOCK(Path(path).stat().st_mode) and asking.connect_ex(path) == errno.ECONNREFUSED:
-            Path(path).unlink()  # left by a process that was killed
+            Path(path).unlink()  # a killed process has left this socket
     before = os.umask(0o077)  # no other user may ever connect, not even briefly
     try:
         return _bound(socket.AF_UNIX, path)

@@ -34,7 +34,7 @@ def parse_tool_calls(text: str) -> tuple[str, list[tuple[str, str]]]:
 
 
 def settled_length(text: str) -> int:
-    """Return how many leading characters of an unfinished text ``parse_tool_calls`` will keep whatever follows."""
+    """Return how many leading characters of an unfinished text ``parse_tool_calls`` will keep, whatever follows."""
     end = text.find(_BEGIN)
     if end < 0:
         begun = next((count for count in range(len(_BEGIN) - 1, 0, -1) if text.endswith(_BEGIN[:count])), 0)

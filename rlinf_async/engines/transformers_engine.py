@@ -33,10 +33,11 @@ except ModuleNotFoundError as error:
 logger = own_logger(__name__)
 
 _BATCH_SIZE: Final = 64
-# Accepted ``engine_options``: they only truncate the distribution, so log probabilities remain the model's own.
+# These ``engine_options`` are accepted: they only truncate the distribution, so log probabilities remain the model's
+# own.
 _SAMPLING_OPTIONS: Final = ("min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
-# Character with which a tokenizer replaces an incomplete character at the end of the tokens.
+# The character with which a tokenizer replaces an incomplete character at the end of the tokens.
 _UNFINISHED: Final = "\ufffd"
 
 
@@ -220,7 +221,7 @@ class TransformersEngine(Engine):
             pass
 
     async def _start_sampling(self) -> None:
-        pass  # the next batch begins with ``_resumed``
+        pass  # the next batch begins once ``_resumed`` is set
 
     # -- facts --------------------------------------------------------------------------------------------------
 
@@ -322,7 +323,7 @@ class _RequestBatch:
         return scores
 
     def _take(self, ids: torch.Tensor, _: Any, **__: Any) -> torch.Tensor:
-        # Record each request's newest token. Return for each request whether it is over.
+        # Record each request's newest token. Return, for each request, whether it is over.
         tokens = ids[:, -1:]
         log_probs = self._log_probs.gather(1, tokens)
         for row, token, log_prob in zip(self.rows, tokens[:, 0].tolist(), log_probs[:, 0].tolist(), strict=True):

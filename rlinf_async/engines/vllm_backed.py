@@ -1,4 +1,4 @@
-"""``VllmBacked``: base of engines whose tokens are sampled by vLLM's processes, which also map the weights."""
+"""``VllmBacked``: the base class of engines in which vLLM's processes sample the tokens and map the weights."""
 
 from __future__ import annotations
 

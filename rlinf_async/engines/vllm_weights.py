@@ -180,7 +180,7 @@ class WorkerExtension:
 
     def rlinf_pid(self) -> int:
         """Return the process id of this worker."""
-        # All ranks have mapped the memory by now.  vLLM itself leaves it behind, however its workers exit.
+        # All ranks have mapped vLLM's shared memory by now, so its files can go. vLLM itself would leave them behind.
         for line in Path("/proc/self/maps").read_text().splitlines():
             path = line.rpartition(" ")[2]
             if path.startswith("/dev/shm/vllm_dist_"):

@@ -10,7 +10,8 @@ from rlinf_async._core.own_start import interpreter_flags
 
 
 def main(words: list[str]) -> int:
-    """Become Python with these words, a script, or ``-m`` and a module, with ``rlinf.scheduler`` resolved here."""
+    """Replace this process with Python; this package provides ``rlinf.scheduler`` to the script or module that it
+    runs."""
     if not words or words[0] in ("-h", "--help"):
         sys.stderr.write("usage: python -m rlinf_async.rlinf [-m] train.py [args ...]\n")
         return 0 if words else 2

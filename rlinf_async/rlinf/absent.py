@@ -6,7 +6,7 @@ from typing import Any, Final, NoReturn
 
 
 class _Absent(type):
-    """Metaclass of a name that is not implemented, which annotations and base classes may still use."""
+    """The metaclass of names that are not implemented, which annotations and base classes may still use."""
 
     _reason: str
 

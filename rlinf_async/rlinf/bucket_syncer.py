@@ -36,8 +36,8 @@ class BucketWeightSyncer(WeightSyncer):
         bucket_device: device of the buckets; ``"cuda"`` means the CPU on a machine without a GPU.
         is_agent: if a name contains ``visual.``, the receiver's model is the language model inside the sender's model,
             so that the prefix ``model.language_model.`` of a name becomes ``model.``.
-        load_instant: if False, a receiver keeps the buckets in CPU memory, as many bytes as the weights have, and
-            writes all of them once the last one has arrived.  If True, it writes each bucket as it arrives and keeps
+        load_instant: if False, a receiver keeps the buckets in CPU memory, which takes as many bytes as the weights,
+            and writes all of them once the last one has arrived. If True, it writes each bucket as it arrives and keeps
             none, which breaks the guarantee of ``apply``: from the first bucket until ``apply`` returns, the model
             contains parts of two versions. If the sender dies in that time, or a later bucket does not fit, the model
             stays in this state until a whole version has been applied.
@@ -72,7 +72,7 @@ class BucketWeightSyncer(WeightSyncer):
         """Yield a version's buckets, each created when it is requested; see ``iter_named_tensor_buckets``.
 
         Raises:
-            RuntimeError: not initialised.
+            RuntimeError: the sender is not initialised.
             ValueError: there is nothing to send, or two tensors would have the same name.
         """
         call = self._calls.next()
@@ -121,7 +121,7 @@ class BucketWeightSyncer(WeightSyncer):
         self._incoming = IncomingBuckets(holds=not self.load_instant)
 
     async def _apply(self, model: Any, recv: Recv) -> int:
-        # A cancelled apply() leaves received buckets here, from which the next one continues.
+        # A cancelled apply() leaves received buckets here, and the next apply() continues from them.
         while not self._incoming.is_whole:
             await in_thread(self._take, model, await recv())
         await in_thread(self._finish, model)
@@ -160,7 +160,7 @@ class BucketWeightSyncer(WeightSyncer):
 
 
 def _loads_its_own(model: Any) -> bool:
-    """Return True if the model's class overrides ``load_state_dict``, as some in RLinf do to rename tensors."""
+    """Return True if the model's class overrides ``load_state_dict``, as some classes in RLinf do to rename tensors."""
     return (
         isinstance(model, nn.Module)
         and not is_tensordict(model)

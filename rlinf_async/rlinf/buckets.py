@@ -27,8 +27,8 @@ class Marked(dict[str, Any]):
     So every receiver must work without the mark.
 
     Attributes:
-        mark: for a bucket, its sending and its index in that sending; for the description of a receiver's weights,
-            their checksums.
+        mark: for a bucket, its transmission and its index in that transmission; for the description of a receiver's
+            weights, their checksums.
     """
 
     def __init__(self, content: Mapping[str, Any], mark: Any) -> None:
@@ -44,7 +44,7 @@ def iter_named_tensor_buckets(
     bucket_device: str | torch.device,
     dtype_resolver: Callable[[str, torch.dtype], torch.dtype] | None = None,
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield copies of tensors by name, in buckets that are created when they are requested.
+    """Yield buckets that map names to copies of tensors. Each bucket is created when it is requested.
 
     Args:
         items: names and tensors; rank 0 gets DTensors as whole tensors, and every other rank must iterate, too.
@@ -54,7 +54,7 @@ def iter_named_tensor_buckets(
         dtype_resolver: returns the dtype to which a tensor is cast, from its name and dtype.
 
     Raises:
-        ValueError: a tensor has one of these two names, or there is no tensor.
+        ValueError: a tensor is named ``syncer_version`` or ``total_buckets``, or there are no tensors.
         TransferFailed: another rank does not take part in this call.
     """
     yield from buckets_in_call(_calls.next(), items, version, bucket_size, bucket_device, dtype_resolver)
@@ -68,7 +68,7 @@ def buckets_in_call(
     bucket_device: str | torch.device,
     dtype_resolver: Callable[[str, torch.dtype], torch.dtype] | None,
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the same for a syncer's call, by which the ranks check that all of them are in the same call."""
+    """Yield the same buckets for a syncer's call; the ranks check that all of them are making this call."""
     plan: list[list[tuple[str, torch.Tensor, torch.dtype]]] = []
     filled, device = bucket_size, device_of(bucket_device)
     for name, tensor in items:
@@ -95,18 +95,18 @@ def buckets_in_call(
 
 
 class IncomingBuckets:
-    """Assembles one sending's buckets in memory, without writing them to a model.
+    """Assembles one transmission's buckets in memory, without writing them to a model.
 
-    A sender numbers its sendings, including several of one version, and sends each one's buckets in order, so a bucket
-    that does not follow the previous one is late or a duplicate.  When another sender begins, later buckets of the
-    previous sender are late.  A sending with an error is refused once, and its remaining buckets are ignored.  Buckets
-    without a mark (``iter_buckets``) are accepted in order of arrival, as in RLinf.
+    A sender numbers its transmissions, including several of one version, and sends each transmission's buckets in
+    order, so a bucket that does not follow the previous one is late or a duplicate. When another sender begins, later
+    buckets of the previous sender are late. A transmission with an error is refused once, and its remaining buckets are
+    ignored. Buckets without a mark (``iter_buckets``) are accepted in order of arrival, as in RLinf.
 
     Args:
         holds: if False, buckets are not kept, because the caller uses each as it arrives.
 
     Attributes:
-        version: version of the sending being received.
+        version: version of the transmission being received.
         count: number of its buckets received so far.
         weights: these buckets' tensors by name, on the CPU.
     """
@@ -116,7 +116,7 @@ class IncomingBuckets:
         self.weights: dict[str, torch.Tensor] = {}
         self._holds = holds
         self._order = SendingOrder()
-        self._sending: Sending | None = None  # the sending being received; None for none, or for one without a mark
+        self._sending: Sending | None = None  # the transmission being received; None if there is none or it has no mark
         self._total = 0
         self._names: set[str] = set()
 
@@ -128,10 +128,10 @@ class IncomingBuckets:
         """Take the next message.
 
         Returns:
-            The tensors of a bucket that belongs to the sending; an empty dict for an ignored bucket.
+            The tensors of a bucket that belongs to the transmission; an empty dict for an ignored bucket.
 
         Raises:
-            StaleVersion: the message begins a sending that does not follow the previous ones.
+            StaleVersion: the message begins a transmission that does not follow the previous ones.
             WeightMismatch: the message is not a bucket, or an earlier bucket is missing.
         """
         sending, number, total, version, tensors = _read(message)
@@ -141,7 +141,7 @@ class IncomingBuckets:
             latest = self._order.latest
             if latest is not None and self._order.is_late(sending):
                 raise StaleVersion.of(version, latest.version, "which came before it")
-            self.drop()  # the sender has abandoned the previous sending
+            self.drop()  # the sender has abandoned the previous transmission
             self._order.add(sending)
             self._sending, self._total, self.version = sending, total, version
         elif sending != self._sending or not self._total:
@@ -171,20 +171,20 @@ class IncomingBuckets:
         return found
 
     def drop(self) -> None:
-        """Discard the received part of a sending, so that its remaining buckets are ignored."""
+        """Discard the received part of a transmission, so that its remaining buckets are ignored."""
         self._sending = None
         self.count = self._total = 0
         self.weights, self._names = {}, set()
 
     def _refuse(self, sending: Sending | None, problem: str) -> None:
         self._order.add(sending)
-        if sending is not None or self._sending is None:  # a bucket without a mark does not belong to a marked sending
+        if sending is not None or self._sending is None:  # an unmarked bucket does not belong to a marked transmission
             self.drop()
         raise WeightMismatch(f"{problem}; nothing of it was kept: sync() once more")
 
 
 def _read(message: Any) -> tuple[Sending | None, int | None, int, int, dict[str, Any]]:
-    """Return a bucket's sending and index (None without a mark), the total (0 except in the first), version, tensors.
+    """Return a bucket's transmission and index (None if unmarked), total (0 except in the first), version and tensors.
 
     Raises:
         WeightMismatch: the message is not a bucket.

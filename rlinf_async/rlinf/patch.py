@@ -16,12 +16,12 @@ from rlinf_async.weights.model.param_tree import Path, name_of
 
 @dataclass(frozen=True)
 class _Patch:
-    """Identities of a patch's new weights, and of the weights to which it applies.
+    """The identities of a patch's new weights, and of the weights to which it applies.
 
     Attributes:
-        sending: the sending that the patch produces.
-        base: the sending to which it applies, or the common initial weights; None if it is complete and applies to any
-            weights.
+        sending: the transmission that the patch produces.
+        base: the transmission to which it applies, or the common initial weights; None if it is complete and applies to
+            any weights.
         manifest: manifest of the weights, for a receiver that may not have it yet; otherwise empty.
     """
 
@@ -36,12 +36,12 @@ class _Patch:
 
 @dataclass(frozen=True)
 class EmptyWeightPatch(_Patch):
-    """A sending in which nothing has changed."""
+    """A transmission in which nothing has changed."""
 
 
 @dataclass(frozen=True)
 class WeightPatch(_Patch):
-    """Changes from one sending to another, with the ``head`` and ``body`` of a ``Delta``."""
+    """The changes from one transmission to another, with the ``head`` and ``body`` of a ``Delta``."""
 
     head: bytes
     body: torch.Tensor
@@ -68,7 +68,7 @@ class CompressedWeightPatch:
 
 
 def checksums(manifest: Manifest, tensors: Mapping[Path, torch.Tensor]) -> dict[str, int]:
-    """Return checksums of the leaves' bytes by name; a tied leaf has one under each of its names."""
+    """Return a dict that maps each name to the checksum of its leaf's bytes; a tied leaf has several names."""
     sums = {}
     for leaf in manifest.leaves:
         flat = tensors[leaf.path].detach().cpu().contiguous().view(-1).view(torch.uint8)

@@ -30,14 +30,14 @@ _log: Final = own_logger(__name__)
 
 
 class PatchWeightSyncer(WeightSyncer):
-    """A syncer that sends only changed bytes, bit for bit, in the receiver's floating-point dtypes; ``delta`` has the
-    format.
+    """A syncer that sends only changed bytes, bit for bit, in the receiver's floating-point dtypes; ``delta`` describes
+    the format.
 
     The receiver sends its weights' names and dtypes once; names and shapes must equal the sender's.
 
-    The sender keeps a snapshot of the last weights sent.  A patch names the version and the sending to which it
-    applies; the first patch instead identifies the initial weights by checksums.  A receiver with other weights, or
-    with another sender's weights, refuses the patch (``WrongBase``) and keeps its weights.  After a failed send, or
+    The sender keeps a snapshot of the last weights sent. A patch names the version and the transmission to which it
+    applies; the first patch instead identifies the initial weights by checksums. A receiver with other weights, or with
+    another sender's weights, refuses the patch (``WrongBase``) and keeps its weights. After a failed send, or
     ``request_full``, the next patch contains everything.
 
     Args:
@@ -46,11 +46,11 @@ class PatchWeightSyncer(WeightSyncer):
         delta_encoding: accepted for RLinf's configurations and ignored, because each part uses its smallest encoding.
         compression_algorithm: ``"none"`` or ``"zlib"``, which is worthwhile on links below about 100 MB/s; any other
             value logs a warning and means ``"none"``.
-        init_sync_enabled: if True, the init methods also send the sender's weights to the receiver; must be equal at
+        init_sync_enabled: if True, the init methods also send the sender's weights to the receiver; must be the same at
             both ends.
-        init_sync_prefixes: limits these first weights to keys with these prefixes; None means all keys, including those
-            that are not synchronised later.
-        init_sync_bucket_size: size in bytes of their buckets; see ``BucketWeightSyncer``.
+        init_sync_prefixes: limits these initial weights to keys with these prefixes; None means all keys, including
+            keys that are not synchronised later.
+        init_sync_bucket_size: size in bytes of the initial weights' buckets; see ``BucketWeightSyncer``.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class PatchWeightSyncer(WeightSyncer):
         self.init_sync_bucket_size = init_sync_bucket_size
         self._manifest: Manifest | None = None
         self._snapshot: torch.Tensor | None = None
-        self._base: Sending | None = None  # the sending that all receivers have
-        self._is_requested = False  # whether request_full() was called since the last version was created
-        self._here: Sending | None = None  # the last sending that this receiver applied
+        self._base: Sending | None = None  # the transmission that all receivers have
+        self._is_requested = False  # True if request_full() was called since the last version was created
+        self._here: Sending | None = None  # the last transmission that this receiver applied
         self._sums: dict[str, int] = {}  # checksums of the receiver's initial weights
 
     # -- the sender -----------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class PatchWeightSyncer(WeightSyncer):
         self._check_rank(tree, call)
         if self._sends and recv is None:
             raise ValueError("a patch syncer's sender needs recv=: the receiver says what it has")
-        # A receiver sends its description to every rank that was not declared to only gather.
+        # A receiver sends its description to every rank except those that were declared to only gather.
         hello = await recv() if recv is not None and is_sender is not False else None
         dtypes = {} if hello is None else _receivers_dtypes(tree, everything, hello)
         self._manifest = Manifest.of(tree, lambda name, _: dtypes.get(name))
@@ -120,7 +120,7 @@ class PatchWeightSyncer(WeightSyncer):
         self._sender_initialized = True
 
     def _first(self, everything: ParamTree) -> dict[str, torch.Tensor]:
-        """Return the weights that the inits send; raise ValueError if no key has one of the prefixes."""
+        """Return the weights that the init methods send; raise ValueError if no key has one of the prefixes."""
         named = {name_of(path): tensor for path, tensor in everything.items()}
         if self.init_sync_prefixes is None:
             return named

@@ -16,7 +16,7 @@ class Worker(worker.Worker):
 
     manager_proxy: ClassVar[None] = None
     _manager_proxy: ClassVar[None] = None
-    """Unused here: RLinf reaches its managers through it, but here they are parts of the daemons."""
+    """An unused attribute: RLinf reaches its managers through it, but here they are parts of the daemons."""
 
 
 class AsyncRouteWork(route_work.AsyncRouteWork):

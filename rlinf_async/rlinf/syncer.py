@@ -1,4 +1,4 @@
-"""Base of RLinf's weight syncers, which communicate by two callbacks, ``send(obj)`` and ``recv()``; staged weights."""
+"""The base class of RLinf's weight syncers, which communicate through callbacks ``send(obj)`` and ``recv()``."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class WeightSyncer:
     ``send`` may reach any number of receivers, for example through ``Worker.broadcast``.
 
     Version numbers never decrease.  A version may be sent several times, after a failed send or with weights changed by
-    further training, as RLinf's runners do before an evaluation.  Receivers end with the last weights sent, and a patch
-    for an earlier sending of a version does not apply to a later sending.  A receiver has one whole sending or the
-    next, never a mixture: an update that is incomplete, does not fit, or was not sent after the receiver's weights
-    raises an error before anything is written.  Initialising a sender again restarts the numbers; receivers of patches
-    must then be initialised again, too.
+    further training, as RLinf's runners do before an evaluation. Receivers end up with the last weights sent, and a
+    patch for an earlier transmission of a version does not apply to a later one. A receiver has the weights of one
+    whole transmission, never a mixture: an update that is incomplete, does not fit, or was not sent after the
+    receiver's weights raises an error before anything is written. Initialising a sender again restarts the numbers;
+    in that case, receivers of patches must be initialised again, too.
 
     Attributes:
         comm_options: the configuration's communication options, for ``Worker.broadcast``; or None.
@@ -45,16 +45,16 @@ class WeightSyncer:
 
     comm_options: CollectiveGroupOptions | None = None
     _skips_missing = False
-    """If True, ``sync`` sends the names that exist; if False, it refuses weights that lack some names."""
+    """True if ``sync`` sends only the names that exist; False if it refuses weights that lack some names."""
 
     def __init__(self) -> None:
         self.version = -1
         self._names: frozenset[str] | None = None
         self._sender_initialized = self._receiver_initialized = False
         self._is_sender: bool | None = None  # as given by the caller
-        self._sends, self._gathers = True, False  # whether this rank sends, and gathers, in the current version
+        self._sends, self._gathers = True, False  # whether this rank sends and gathers in the current version
         self._is_under_way = self._is_applying = False
-        self._latest = Sending.none_yet()  # the last sending that may have reached a receiver
+        self._latest = Sending.none_yet()  # the last transmission that may have reached a receiver
         self._calls = GatherCalls()
 
     @staticmethod
@@ -87,15 +87,15 @@ class WeightSyncer:
         recv: Recv | None = None,
         is_sender: bool | None = None,
     ) -> None:
-        """Initialize the sender; the next version may have any number. A patch syncer receives the receivers'
+        """Initialise the sender; the next version may have any number. A patch syncer receives the receivers'
         descriptions.
 
         Args:
             state_dict: the trainer's weights; DTensors are gathered, so every rank of the trainer must call these
                 methods.
             param_names_need_sync: keys to synchronise; None means all.
-            is_sender: False on ranks that only take part in gathering; None means that with sharded weights rank 0
-                sends, and otherwise every rank.
+            is_sender: False on ranks that only take part in gathering; None means that rank 0 sends if the weights are
+                sharded, and that every rank sends otherwise.
 
         Raises:
             ValueError: there are no names.
@@ -107,7 +107,7 @@ class WeightSyncer:
         self._sender_initialized = True
 
     async def sync(self, state_dict: Mapping[str, Any], send: Send, version: int) -> None:
-        """Send a version; return when ``send`` has accepted all messages.
+        """Send a version; return once ``send`` has accepted all messages.
 
         Messages are copies.  A thread prepares the next message while one is being sent, so the event loop is not
         blocked.  The weights must not change until this returns; with ``stage``, the optimizer may step earlier.
@@ -149,7 +149,7 @@ class WeightSyncer:
             message = await outlast(following)
 
     async def stage(self, state_dict: Mapping[str, Any], version: int) -> StagedWeights:
-        """Copy a version, or its changes, after which the weights may change.
+        """Copy a version, or its changes; afterwards, the weights may change.
 
         Returns:
             A copy to deliver before the next ``stage`` or ``sync``.
@@ -168,7 +168,7 @@ class WeightSyncer:
         return self._sender_initialized
 
     def _produce(self, tree: ParamTree, sending: Sending, call: GatherCall) -> Iterator[Any]:
-        """Yield the messages of one sending, created in a thread; ``call`` gathers sharded weights."""
+        """Yield the messages of one transmission, created in a thread; ``call`` gathers sharded weights."""
         raise NotImplementedError
 
     def _sent(self, sending: Sending) -> None:
@@ -233,7 +233,7 @@ class WeightSyncer:
             call.found_sharded()  # before every check that may fail on this rank alone
 
     def _select(self, state_dict: Mapping[str, Any], names: Collection[str] | None) -> ParamTree:
-        """Return the tensors with those keys; raise WeightMismatch if a key is missing."""
+        """Return the tensors with the given keys; raise WeightMismatch if a key is missing."""
         tree = ParamTree.of(
             state_dict,
             lambda name, value: (
@@ -249,7 +249,7 @@ class WeightSyncer:
     # -- the receiver ---------------------------------------------------------------------------------------------
 
     async def init_receiver(self, state_dict: Mapping[str, Any] | None, recv: Recv, send: Send | None = None) -> None:
-        """Initialize the receiver; the next version may have any number. A patch syncer describes its weights to the
+        """Initialise the receiver; the next version may have any number. A patch syncer describes its weights to the
         sender.
 
         Args:
@@ -270,8 +270,8 @@ class WeightSyncer:
         Raises:
             RuntimeError: a patch syncer is not initialised, or another ``apply`` is running.
             StaleVersion: (a ValueError) the update is late or a duplicate; nothing was written, and nothing is missing.
-            WrongBase: the patch is for another version, or for another sending of this version; nothing was written,
-                and no patch will apply until the sender has sent everything.
+            WrongBase: the patch is for another version, or for another transmission of this version; nothing was
+                written, and no patch will apply until the sender has sent everything.
             WeightMismatch: the update does not fit; nothing was written.
             Exception: raised by ``recv``.
         """

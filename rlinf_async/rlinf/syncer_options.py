@@ -59,7 +59,7 @@ def read_syncer(cfg: Any) -> tuple[Any, dict[str, Any], CollectiveGroupOptions |
 
 
 def device_of(name: str | torch.device) -> torch.device:
-    """Return that device, or the CPU on a machine without a GPU, so that the same configuration serves both."""
+    """Return the named device, or the CPU on a machine without a GPU, so that one configuration works on both."""
     device = torch.device(name)
     return torch.device("cpu") if device.type == "cuda" and not torch.cuda.is_available() else device
 

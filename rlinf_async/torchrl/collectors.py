@@ -28,7 +28,7 @@ _KINDS: Final = MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, Distrib
 """Schemes for processes outside this framework."""
 
 
-class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # TorchRL has no types
+class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # TorchRL has no type hints
     """A scheme that synchronises the workers of TorchRL's collectors through a scheme of this package.
 
     Workers begin with the collector's policy, or with its first factory's result.  They have new weights when
@@ -63,7 +63,7 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
         """
         Args:
             context: a collector with workers; or instead ``model`` and ``num_workers``, for collectors in the user's
-                own processes, not forked, with this scheme among their ``weight_recv_schemes``."""
+                own processes, which are not forked and have this scheme among their ``weight_recv_schemes``."""
         devices: Any = [None] * num_workers
         if context is not None:
             devices, num_workers = context.policy_device, getattr(context, "num_workers", 0)
@@ -99,7 +99,7 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
         self._is_staged = True
 
     def send(self, weights: Any = None, worker_ids: Any = None) -> Any:
-        """Send weights, as ``WeightSender.send`` does, blocking."""
+        """Send weights and block until they are applied, as ``WeightSender.send`` does."""
         if not self.synchronized_on_sender:
             raise RuntimeError("connect() comes before send(), and after the workers have been started")
         sender = self._sender()
@@ -137,7 +137,7 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
         self.scheme.init_on_worker(model_id, context=self, model="model")
 
     def _guard(self, model: nn.Module) -> None:
-        """Make every forward pass use one whole version, counted by the collector; a copy has these hooks, too."""
+        """Make every forward pass use one whole version, which the collector counts; copies have these hooks, too."""
         readings: list[Any] = []
 
         def enter(*_: Any) -> None:

@@ -1,7 +1,7 @@
 """Complete versions of the trainer's weights for rollout workers.
 
 ``publish`` and ``follow`` transfer weights from one worker group to others; the schemes are TorchRL's, and also serve
-other processes. Each name is loaded at its first use, and torch is not imported before.
+other processes. Each name is loaded at first use; until then, torch is not imported.
 """
 
 from typing import TYPE_CHECKING

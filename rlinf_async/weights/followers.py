@@ -1,4 +1,4 @@
-"""Workers that follow a publication; they are its publisher's receivers from their JOIN until their link ends.
+"""The workers that follow a publication. Each is a receiver of its publisher from its JOIN until its link ends.
 
 group found ──► a link to each rank ──► JOIN: Publisher.add ──► end of the link: Publisher.remove
                 ▲                                                        │
@@ -44,8 +44,8 @@ class _FollowerLink(WorkerLink):
         """Do nothing, because ``_end`` handles the end for all listeners."""
 
     def _end(self, error: Exception) -> None:
-        # Remove a follower that has ended from the receivers before the current version learns of its end. The version
-        # then counts it as a removed receiver, and only ``check`` reports the death.
+        # Remove a follower that has ended from the receivers before the current version learns of its end, so that the
+        # version counts it as a removed receiver, and only ``check`` reports the death.
         # tests/weights/test_publish.py::test_a_follower_that_dies_is_named_once_and_the_others_go_on
         self._followers._ended(self, error)
         super()._end(error)
@@ -132,7 +132,7 @@ class Followers:
             link.close()
         # Record the worker only now, because a task that waits for it continues with the publisher's receivers.
         self._met.add(link.worker)
-        # The group appeared after the deadline for its name.
+        # A recorded failure means that the group appeared after the deadline for its name.
         if self._failures.pop(link.group, None) is not None:
             self._find(link.group)
         self._changes.notify()
@@ -174,7 +174,7 @@ class Followers:
     # -- reports to the trainer ----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise, once, an error since the last check; search again for a group that was not found.
+        """Raise one error that was not raised before, if any; search again for a group that was not found.
 
         Raises:
             DeadlineExceeded, ClosedError: there is no group of that name, or it was closed.

@@ -38,10 +38,10 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
                 version = await weights.send()                         # staged: the next step may change the model
 
     Args:
-        model: a module, TensorDict or nested dict of tensors. If it is sharded (FSDP, DTensor), every rank of the
-        trainer publishes it, and rank 0 sends the combined weights; for other models, ranks other than 0 do nothing. Or
-        a function that returns an iterator of ``(name, tensor)``, which is called on every rank for each version, twice
-        for the first; rank 0 sends the tensors that it yields there.
+        model: a module, a TensorDict, a nested dict of tensors, or a function. If it is sharded (FSDP, DTensor), every
+        rank of the trainer publishes it, and rank 0 sends the combined weights; for other models, ranks other than 0 do
+        nothing. A function that returns an iterator of ``(name, tensor)`` is called on every rank for each version,
+        twice for the first; rank 0 sends the tensors that it yields there.
         to: name or names of groups. A group may be launched later, and relaunched under the same name.
         name: name of the weights, the same at both ends; needed if a worker publishes or follows several models.
         apply: ``"copy"``, or ``"map"`` if followers use ``"map"``.
@@ -60,7 +60,7 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
 
     Experiences ``of`` this group use the same version number (``Experience.create(of=)``).
 
-    Entering does not wait. Enter before waiting for any result of followers, because they begin with version 1.
+    Entering does not wait. Enter before waiting for any result from followers, because they begin with version 1.
 
     Returns:
         A ``Publication``, to be used with ``async with`` or ``with``, or without a block until ``close()``.
@@ -80,7 +80,7 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
 
 
 class Publication(Scope):
-    """Published weights. Entering sends version 1; leaving, except by an exception, waits for the last delivery.
+    """Published weights. Entering sends version 1; leaving without an exception waits for the last delivery.
 
     In a coroutine, methods start immediately and return a ``Work``; in a ``def`` method, they block.
     """
@@ -97,8 +97,8 @@ class Publication(Scope):
         self._followers: Followers | None = None
         """The followers; None on ranks that do not send."""
         self._told: DaemonRequest[list[int]] | None = None
-        """Request that tells this node's daemon the last version; returns the nodes with experiences ``of`` this
-        group."""
+        """Request that tells this node's daemon the last version; its answer names the nodes with experiences ``of``
+        this group."""
         self._sends_ahead = bool(options.behind)
         self._patience = options.ack_timeout
         identity = context.identity
@@ -156,7 +156,7 @@ class Publication(Scope):
         if self._followers is None and not self._is_sharded:
             number = number_of(self._counted + 1 if version is None else version)
             if self._streamed is not None and weights is None:
-                # Rank 0 iterates twice for the first version: for the layout, and to pack the tensors.
+                # Rank 0 iterates twice for the first version: once for the layout, and once to pack the tensors.
                 await self._sending.publisher.worker_thread.do(
                     exhaust, self._streamed, 1 if self._counted else 2, nbytes=None
                 )
@@ -196,7 +196,7 @@ class Publication(Scope):
 
         Returns:
             A ``SyncReport`` with names like ``"rollout:0"``, which omits followers that have left. Ranks that do not
-            send immediately get an empty report, whose ``is_known`` is False.
+            send get an empty report immediately; its ``is_known`` is False.
 
         Raises:
             RuntimeError: nothing has been sent yet.
@@ -216,7 +216,7 @@ class Publication(Scope):
         return await self._report(clock.rest(timeout, begun))
 
     async def _report(self, timeout: float | None = None) -> SyncReport:
-        """Report the last version sent, including followers added since, without followers that have left."""
+        """Report on the last version sent, including followers added since then, but not followers that have left."""
         handle, followers = self._sending.last, self._followers
         assert handle is not None
         assert followers is not None

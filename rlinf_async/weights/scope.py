@@ -20,7 +20,7 @@ _LONGEST_REASON: Final = 1000
 
 
 class Scope:
-    """Block for ``async with`` in a coroutine and ``with`` elsewhere; without a block, call ``close()``.
+    """A block for ``async with`` in a coroutine and ``with`` elsewhere; without a block, call ``close()``.
 
     Args:
         name: name of the weights.

@@ -43,7 +43,7 @@ class Advance:
 
 @dataclass(eq=False)
 class Earlier:
-    """Counts to continue from an earlier run of the experience."""
+    """Counts of an earlier run of the experience, from which this run continues."""
 
     version: int | None
     taken: int

@@ -1,4 +1,4 @@
-"""``ExperienceQueue``: an experience's queue in its daemon; numbered requests of processes, the trainer's versions.
+"""``ExperienceQueue``: an experience's queue in its daemon, with numbered requests and the trainer's versions.
 
 To senders of frames, it is a channel's ``Queue``, which handles the order of requests, cancels, deaths and leases. Puts
 enter a ``SamplePool`` instead of a key's FIFO. Gets are takes of whole groups, or *wishes*, which wait until samples
@@ -93,7 +93,7 @@ class ExperienceQueue(Queue):
         self._keeper = keeper
         self._now = now or clock.monotonic
         self._waiting: OrderedDict[Name, dict[Item, None]] = OrderedDict()
-        """Puts that wait for room, by group. Groups that already have samples come first."""
+        """Maps each group's name to its puts that wait for room. Groups that already have samples come first."""
         self._takes: dict[Demand, tuple[int, bytes | None]] = {}
         self._wishes: dict[Demand, None] = {}
         self._leases: dict[Demand, list[SampleGroup]] = {}
@@ -250,7 +250,7 @@ class ExperienceQueue(Queue):
         for get in list(self._wishes):
             self._refuse(get, "ClosedError", self._closed_text(), steps)
         if (self._leases or self._unwritten) and not self.pool.is_discarded:
-            return  # their groups may still be returned
+            return  # the leased groups may still be returned
         for get, (_, key) in list(self._takes.items()):
             if not self.pool.available(key):
                 text = f"experience '{self._name}' is closed, and no groups are left to take"

@@ -1,4 +1,4 @@
-"""``SampleLedger``: what became of each sample: put = taken + present + leased + dropped (by reason)."""
+"""``SampleLedger`` counts what became of each sample: put = taken + present + leased + dropped (by reason)."""
 
 from __future__ import annotations
 

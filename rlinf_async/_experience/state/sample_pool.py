@@ -39,7 +39,7 @@ class Sample(Item):
 
 @dataclass(slots=True, eq=False)
 class SampleGroup:
-    """Samples that are taken together.
+    """A group of samples that are taken together.
 
     Attributes:
         serial: a number that increases from group to group, because names may be reused.
@@ -235,7 +235,7 @@ class SamplePool:
 
     @property
     def next_deadline(self) -> float | None:
-        """Return a lower bound on the time at which ``expire`` next has an effect."""
+        """A lower bound on the time at which ``expire`` next has an effect."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def expire(self, now: float) -> None:
@@ -282,7 +282,7 @@ class SamplePool:
         for groups in list(self._ready.values()):
             self._drop_ready(groups, _stale(groups, oldest), STALE)
         if oldest == self._swept_for:
-            return  # groups that have become stale since are dropped once complete
+            return  # groups that have become stale since then are dropped once complete
         self._swept_for = oldest
         for group in [group for group in self._open.values() if group.version < oldest]:
             del self._open[group.key, group.name]
@@ -313,7 +313,7 @@ class SamplePool:
         return [self._ready[each] for each in keys if each in self._ready]
 
     def take(self, count: int, key: bytes | None, *, shared: bool = True) -> list[SampleGroup] | None:
-        """Lease ``count`` groups, in the configured order; None if too few are ready. Once closed, lease the rest."""
+        """Lease ``count`` groups in order; return None if too few are ready. After a close, lease the rest."""
         lists = self._ready_for(key, shared)
         available = sum(map(len, lists))
         if available < count and not (self.is_closed and available):

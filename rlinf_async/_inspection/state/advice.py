@@ -23,7 +23,7 @@ _ONE_AT_A_TIME: Final = (
 
 def advice_on(liveness: Liveness, core: Core) -> list[str]:
     states: dict[int, tuple[str, str]] = {}
-    # Needs by endpoint, grouped by everything in a line except the ranks.
+    # Maps everything in a line except the ranks to the needs that share the line, keyed by endpoint.
     folded: dict[Hashable, dict[int, tuple[WaitNode, Need]]] = {}
     for node, need in core.needs:
         process = need.process

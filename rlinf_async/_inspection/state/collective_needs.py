@@ -18,8 +18,8 @@ from rlinf_async._inspection.state.needs import Need, action_of, is_in_collectiv
 from rlinf_async._inspection.state.run_report import ProcessReport, Target, TargetKind, Wait
 from rlinf_async._inspection.state.wait_graph import WaitGraph, WaitNode
 
-# Seconds after which ranks that are all in a rendezvous will never meet, because each waits for a different key of the
-# store.
+# Seconds after which ranks that are all in a rendezvous are taken never to meet, because each waits for a different key
+# of the store.
 RENDEZVOUS_S: Final = 10.0
 
 # Names that torch.distributed gives to process groups; groups with other names may number their ranks differently.

@@ -1,6 +1,6 @@
 """Collective operations of torch.distributed: recognises them in a thread's frames, and decides which can meet.
 
-Works with file and function names only; torch is neither imported nor called.
+The functions work with file and function names only; torch is neither imported nor called.
 """
 
 from __future__ import annotations

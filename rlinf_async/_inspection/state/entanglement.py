@@ -13,7 +13,7 @@ from rlinf_async._inspection.state.wait_graph import WaitNode, is_stopped
 
 @dataclass(frozen=True)
 class Core:
-    """The waits from which all other hopeless waits follow; in a circle, each node waits for the next, cyclically."""
+    """The waits from which all other hopeless waits follow; if it is a circle, its nodes wait for each other."""
 
     nodes: list[WaitNode]
     needs: list[tuple[WaitNode, Need]]

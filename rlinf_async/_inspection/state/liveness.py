@@ -29,7 +29,7 @@ FAR_DEADLINE_S: Final = 60.0
 
 YOUNG_CHILD_S: Final = 60.0  # a younger child process may still be starting, even if it uses no CPU
 
-# Targets of waits that may be ended by work that is not visible as an activity: copying of data, C threads.
+# Targets of waits that may be ended by work that is not visible as an activity, such as data copies or C threads.
 _OF_WORK: Final = frozenset(
     (TargetKind.MESSAGE, TargetKind.QUEUE, TargetKind.COLLECTIVE, TargetKind.WEIGHTS, TargetKind.LOCAL)
 )
@@ -58,7 +58,7 @@ class Liveness:
     Args:
         earlier: liveness in the previous report; None if there is none.
         working: endpoints whose processes used CPU time between the two reports.
-        stopped_go_on: whether stopped processes count as alive.
+        stopped_go_on: True if stopped processes count as alive.
 
     Attributes:
         anyone: True if a live or unknown activity may take any action that is possible in the run.
@@ -169,7 +169,7 @@ def _key(node: WaitNode) -> Hashable:
 
 
 def _child_that_acts(report: RunReport, before: RunReport | None) -> tuple[ProcessReport, ChildProcess] | None:
-    """Return a child process that is young enough to be about to join, or has used CPU since the last report."""
+    """Return a child process so young that it may still join, or one that has used CPU time since the last report."""
     earlier = {} if before is None else {child.pid: child.cpu for each in before.processes for child in each.children}
     for process in report.processes:
         for child in process.children:

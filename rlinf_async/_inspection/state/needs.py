@@ -26,10 +26,10 @@ class Need:
     Attributes:
         target: the target of the wait.
         process: process that must act; None if it need not be a specific process.
-        nodes: nodes of which one must continue.
+        nodes: nodes, one of which must continue.
         anyone: True if any other activity of the run could act instead.
-        coming: why the need will be met anyway; empty if that is not certain.
-        ended: how the process that must act has ended; empty if it is alive.
+        coming: reason why the need will be met anyway; empty if that is not certain.
+        ended: description of how the process that must act has ended; empty if it is alive.
         arrived: True if the process is in a collective too, but will not meet the waiting process there.
     """
 
@@ -139,7 +139,7 @@ def _of_lock(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
 
 
 def _of_weights(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
-    """Return the need for a version, which counts as coming if another group waits for the weights differently."""
+    """Return the need for a version; it counts as coming if another group waits for these weights in another way."""
     process = graph.processes.get(target.endpoint)
     for other in graph.nodes:
         if other.wait is None or node.wait is None or other.process.group == node.process.group:
@@ -151,7 +151,7 @@ def _of_weights(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
 
 
 def _of_activity(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
-    """Return the need for another activity of the same process; any activity if its name is unknown."""
+    """Return the need for another activity of the same process, or for any of them if the name is unknown."""
     if target.name.startswith(("task ", "thread ")):
         named = tuple(other for other in graph.of(node.process) if other.name == target.name)
         return Need(target, node.process, named, coming="" if named else "it has ended")
@@ -183,7 +183,7 @@ def _is_given_back(node: WaitNode) -> bool:
 
 
 def _fit(one: Wait, other: Wait) -> bool:
-    """True if a send and a receive may belong to the same message; unknown if there are several waits at once."""
+    """True if a send and a receive may belong to the same message; also true if several waits at once hide this."""
     kinds = {one.kind, other.kind}
     if kinds == {"send", "recv"}:
         return one.what.startswith("broadcast") == other.what.startswith("broadcast")

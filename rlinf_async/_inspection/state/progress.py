@@ -22,7 +22,7 @@ class Progress:
     Attributes:
         leaves: running activities on which the drivers' waits depend. If there are none, waits that may end soon, or
             activities that run elsewhere.
-        reason: why the first leaf's wait may end, or why the leaf does not answer.
+        reason: reason why the first leaf's wait may end, or why the leaf does not answer.
         waiting: waiting activities, oldest first.
         stragglers: the leaves if they are a few ranks of a group whose other ranks have finished or arrived; otherwise
             empty.

@@ -1,7 +1,7 @@
 """Stacks of a process that does not answer, as written by faulthandler: the signal that requests them, and a parser.
 
 A process writes them inside a signal handler, whatever locks its threads hold, without its loop or the GIL. Only files,
-lines and function names are therefore known, but no values or tasks::
+lines and function names are therefore known, not values or tasks::
 
     Thread 0x00007f18cd7286c0 (most recent call first):
       File "/usr/lib/python3.11/threading.py", line 331 in wait
@@ -40,7 +40,7 @@ _BLOCKING: Final = {"wait": "lock", "acquire": "lock", "join": "thread", "_wait_
 
 @dataclass(frozen=True)
 class DumpedThread:
-    """A thread in a dump, outermost frame first; named ``MainThread``, or by its system name or id."""
+    """A thread in a dump. The name is ``MainThread``, the system's name or the id; frames are outermost first."""
 
     ident: int
     name: str

@@ -1,4 +1,4 @@
-"""The verdict on a run, in words: whether it is stuck, which processes cause this, what each participant awaits.
+"""The verdict on a run, in words: whether it is stuck, which processes are the cause, and what each participant awaits.
 
 Verdicts are tried in this order. Stuck runs: a circle of waits (deadlock); a wait that no live activity could end
 (nobody left); a stopped process that others wait for (stopped); a driver that sleeps on its event loop while nothing
@@ -51,7 +51,7 @@ class Verdict:
     """A verdict in words.
 
     Attributes:
-        lines: all participants and the processes that wait for them; ranks in the same state share a line.
+        lines: lines about all participants and the processes that wait for them; ranks in the same state share one.
         advice: actions that would help.
         participants: endpoints of the processes in the headline.
         is_plain: True if all processes work normally, so that a terminal need only show the headline.
@@ -80,8 +80,8 @@ def judge(report: RunReport, before: RunReport | None = None, asker: int = 0) ->
 
     Args:
         before: report on the same run, half a second earlier; without it, no run is called stuck.
-        asker: endpoint of a driver that requests the verdict. Although it is idle otherwise, it may still put, publish
-        or call, so its later actions are unknown. However, they cannot end a circle of other waits.
+        asker: endpoint of a driver that requests the verdict. Although the driver is otherwise idle, it may still put,
+            publish or call, so its later actions are unknown. However, they cannot end a circle of other waits.
     """
     working = _working(report, before)
     now = Needs(WaitGraph(report))
@@ -205,7 +205,7 @@ def _going_on(liveness: Liveness, working: Collection[int], before: RunReport | 
 
 
 def _blocked(liveness: Liveness, progress: Progress, working: Collection[int]) -> Verdict | None:
-    """Return the verdict on a driver that has slept on its event loop for long, while nothing else in the run moves.
+    """Return the verdict on a driver that has slept on its event loop for a long time while nothing else happens.
 
     A driver that computes, reads, or waits for a thread on its loop is not stuck: an evaluation may take any time.
     """

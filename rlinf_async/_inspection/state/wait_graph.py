@@ -1,4 +1,4 @@
-"""Graph of a run's waits: its nodes are activities, with the calls that they serve.
+"""The graph of a run's waits: its nodes are activities, with the calls that they serve.
 
 The edges are the needs of waiting activities (``needs.py``). Nodes and edges depend only on the report, not on which
 activities are live (``liveness.py``).
@@ -145,7 +145,7 @@ class WaitGraph:
         return self.open_call(node.process, node.activity.source, node.activity.number)
 
     def queue(self, process: ProcessReport, call: OpenCall) -> tuple[WaitNode, ...]:
-        """Return activities of which one must end before a call begins; empty if the call can begin."""
+        """Return activities, one of which must end before a call begins; empty if the call can begin."""
         method = self.method(process)
         if method is not None:
             return (method,)

@@ -1,6 +1,6 @@
 """Chain of machines that forward a payload: the source sends it to the first, which sends it to the next, and so on.
 
-Plain state.  ``RelayPlan`` asks it for the sender of each machine, and reports failures to it::
+Plain state: ``RelayPlan`` asks the chain which machine sends to each machine, and reports failures to it::
 
     chain.plan([1, 2, 3], now)      source ──► 1 ──► 2 ──► 3
     chain.leave(2)                  source ──► 1 ──► 3             2 has failed; 3 must start again
@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from typing import Final
 
 CHAIN_FROM_BYTES: Final = 64 << 20
-"""Payload size from which two or more machines form a chain; sending it takes 0.5 s on a gigabit line, 50 ms on a fast
-line. A smaller payload arrives sooner if the source sends it to each machine directly."""
+"""Payload size from which two or more machines form a chain. Sending that much takes 0.5 s on a gigabit line and 50 ms
+on a fast line. A smaller payload arrives sooner if the source sends it to each machine directly."""
 
 DISTRUST_S: Final = 300.0
 """Seconds for which two machines are not made neighbours again after a transfer between them has failed."""
@@ -48,7 +48,7 @@ class Chain:
         return f"<Chain {', '.join(f'{source} -> {node}' for node, source in self._sources.items()) or 'of none'}>"
 
     def plan(self, nodes: Iterable[int], now: float) -> None:
-        """Begin a new distribution to these machines, in this order where neighbours can reach each other."""
+        """Begin a new distribution to these machines, in this order as far as neighbours can reach each other."""
         self._sources.clear()
         self._distrusted = {pair: until for pair, until in self._distrusted.items() if until > now}
         waiting = list(nodes)
@@ -93,7 +93,7 @@ class Chain:
     def leave(self, node: int) -> list[int]:
         """Remove a machine that has failed, or that restarts on its own.
 
-        Return the machines behind it, which restart; the first of them gets this machine's source.
+        Return the machines behind it, which restart; the first of them now receives from this machine's source.
         """
         behind = self.behind(node)
         source = self._sources.pop(node, None)
@@ -106,7 +106,7 @@ class Chain:
     def cut(self, node: int, now: float) -> list[int]:
         """Separate a machine from a neighbour that sends nothing.
 
-        Return it and the machines behind it, which restart; the source itself then serves it.
+        Return that machine and the machines behind it, which restart; the source itself serves it from now on.
         """
         source = self._sources.pop(node, None)
         if source is not None:

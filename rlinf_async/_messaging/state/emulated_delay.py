@@ -58,7 +58,7 @@ class SharedLink:
 
     Attributes:
         name: name of the link, the same in all processes that use it.
-        rate: bytes per second.
+        rate: bandwidth in bytes per second.
     """
 
     name: str

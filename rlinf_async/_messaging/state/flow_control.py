@@ -2,7 +2,7 @@
 
 A message is sent immediately if it fits into the window, which limits the bytes sent but not yet received. Any other
 message is announced, which fixes its place in the stream; its content follows once the window has room, or once every
-receiver has posted a receive for the message. Plain state: its owner sends.
+receiver has posted a receive for the message. The window is plain state; its owner does the sending.
 """
 
 from __future__ import annotations

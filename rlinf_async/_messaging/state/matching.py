@@ -1,8 +1,8 @@
 """State machine of one stream at its receiver: matches arriving messages with posted receives, in order.
 
-Receives and messages are paired in order as soon as both exist; a message counts from its announcement. A pair is
-*delivered* once the message's content has arrived as well. Until then, either side may be cancelled, after which all
-pairs are formed again. Plain state: every method returns actions for its owner.
+Receives and messages are paired in order as soon as both exist; an announced message counts as existing. A pair is
+*delivered* once the message's content has arrived as well. Until then, the receive may be cancelled or the message
+withdrawn, after which all pairs are formed again. Plain state: every method returns actions for its owner.
 """
 
 from __future__ import annotations

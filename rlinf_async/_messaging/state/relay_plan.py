@@ -70,7 +70,7 @@ class RelayJob:
 
     Args:
         number: serial number, higher for later payloads.
-        seconds: time limit of its receivers, counted from its publication.
+        seconds: time limit for its receivers, counted from its publication.
 
     Attributes:
         body: the payload's bytes, sliced into pieces.
@@ -80,7 +80,7 @@ class RelayJob:
         is_current: True while its memory still holds a published payload.
         is_cut: True once a host knows ``sizes``.
         may_wait: True if it waits until an earlier payload has landed on a machine or timed out; False if it replaces
-        the earlier payload.
+            the earlier payload.
     """
 
     body: Any
@@ -97,7 +97,7 @@ class RelayJob:
         self.facts: tuple[Any, ...] | None = None
 
     def pin(self) -> None:
-        """Keep the memory unchanged until ``unpin``, to be called once per ``pin``."""
+        """Keep the memory unchanged until ``unpin``, which must be called once per ``pin``."""
 
     def unpin(self) -> None: ...
 
@@ -109,7 +109,7 @@ class Machine:
     Attributes:
         receivers: receivers on the machine; the first is its *host*.
         stream_id: stream for pieces to its host; each host has a different stream.
-        memory, number: memory and number of the last payload that landed on it.
+        memory, number: memory and number of the last payload that landed on the machine.
         transfer: current transfer to the machine, if any.
         behind: receivers that get the latest payload once the current transfers have ended.
     """
@@ -164,7 +164,7 @@ class NodeTransfer:
 
 
 class RelaySource(Protocol):
-    """Interface of a payload's source, as far as a plan calls it."""
+    """The part of a payload's source that a plan calls."""
 
     def appoint(self, receiver: Any, stream_id: int) -> None:
         """Make a receiver the host of its machine."""
@@ -213,7 +213,7 @@ class RelayPlan:
         self._chain = Chain()
         self._machines: dict[int, Machine] = {}
         self._last_stream_id = secrets.randbits(48)
-        """Machines identify neighbours by stream, so ids of different sources must differ: the first is random."""
+        """Id of the last stream. Machines identify neighbours by stream, so each source begins at a random number."""
 
     def _enqueue(self, action: Callable[..., None], *facts: Any) -> None:
         self.actions.append((action, facts))
@@ -331,7 +331,7 @@ class RelayPlan:
     def _by_node(self, receivers: Iterable[Any]) -> dict[int, list[Any]]:
         found: dict[int, list[Any]] = {}
         for receiver in receivers:
-            if self._machine_of(receiver) is not None:  # other receivers get it when they join
+            if self._machine_of(receiver) is not None:  # other receivers get the payload on joining
                 found.setdefault(receiver.link.node, []).append(receiver)
         return found
 
@@ -504,8 +504,8 @@ class RelayPlan:
             self._send_waiting()
             return
         if transfer.has_room:
-            # Pieces may still be in transit without a posted receive. They pin the memory at the source, and the
-            # stream's next payload would mistake them for its own.
+            # Pieces may still be in transit without a posted receive. They pin the memory at the source, and
+            # would be mistaken for pieces of the stream's next payload.
             # tests/_messaging/test_relay.py::test_what_cannot_land_is_under_way_no_more
             self._appoint(machine)
         else:

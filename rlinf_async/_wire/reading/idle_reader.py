@@ -115,7 +115,7 @@ class IdleReader:
                 self._epoll.unregister(fd)
 
     def gate(self) -> Gate:
-        """Return a gate where this thread may wait once.
+        """Return a gate at which this thread may wait once.
 
         The thread reads sockets while it waits, with two exceptions: when a coroutine of its loop blocks, which RLinf's
         rules allow, and when a SIGALRM handler may raise, because an exception must not interrupt the handling of a

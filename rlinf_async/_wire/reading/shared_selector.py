@@ -115,10 +115,10 @@ class SharedSelector(selectors.BaseSelector):
         return ready
 
     def forget(self) -> None:
-        """Give a forked child a separate, empty epoll.
+        """Give a forked child a separate, empty epoll instance.
 
-        Parent and child share the parent's epoll: a loop that ran in the child, or was closed there, would consume
-        wake-ups of the parent's loop, and a frame would stay unread until the next frame arrives.
+        Parent and child share the parent's epoll instance: a loop that ran in the child, or was closed there, would
+        consume wake-ups of the parent's loop, and a frame would stay unread until the next frame arrives.
 
         tests/test_forks.py::test_a_loop_that_runs_in_a_workers_child_takes_no_wake_up_from_its_parents
         """

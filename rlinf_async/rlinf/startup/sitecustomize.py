@@ -1,4 +1,4 @@
-"""Runs at the start of each interpreter below an RLinf program: installs the import hook, runs the next
+"""Runs at the start of each interpreter of an RLinf program: installs the import hook, and runs the next
 sitecustomize."""
 
 import atexit

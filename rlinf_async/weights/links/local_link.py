@@ -25,7 +25,7 @@ class LocalLink(WeightLink):
 
     def _send(self, message: LinkMessage) -> None:
         other = self._other
-        if other is None:  # another thread has closed this end after the check above
+        if other is None:  # another thread has closed this end since ``send`` checked it
             raise self._told()
         other._arrive(list(message))
 

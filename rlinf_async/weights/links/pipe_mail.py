@@ -35,12 +35,12 @@ _NOTICE_MARK: Final = b"\x80\x05N0N0N0"
 
 
 class PipeMail:
-    """Exchange of pickled messages ``(data, text)``, compatible with ``Connection``, that does not block a loop.
+    """An exchange of pickled messages ``(data, text)``, compatible with ``Connection``, that does not block a loop.
 
     All users of one end of a pipe in a process share the instance that ``of`` returns, which refers to the pipe weakly.
 
     Attributes:
-        notices: maps a model to its notice, if that was read while searching for another model's.
+        notices: maps a model to its notice, if the notice was read while looking for another model's.
     """
 
     _all: ClassVar[weakref.WeakKeyDictionary[Any, PipeMail]] = weakref.WeakKeyDictionary()

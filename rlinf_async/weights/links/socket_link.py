@@ -1,4 +1,4 @@
-"""``SocketLink``, over a private UNIX socket to another process of the user, and ``Notice``, an invitation to it.
+"""``SocketLink``, a link over a private UNIX socket between two processes of one user, and ``Notice``, its invitation.
 
 The sender's end *invites*: it listens at its own abstract address until one receiver has joined. A ``Notice`` carries
 the address to the receiver through a pipe. If the sender's end is already closed or taken, the kernel immediately
@@ -48,12 +48,12 @@ OWN: Final = "own"
 """Mode of a receiver that waits for versions on the link."""
 
 LOOP: Final = "loop"
-"""Mode of a receiver whose user's own loop passes on a notice of every version."""
+"""Mode of a receiver to which the user's own loop passes on a notice for every version."""
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Address of a waiting version, sent over a user's pipe instead of the weights.
+    """The address of a waiting version, sent over a user's pipe instead of the weights.
 
     Attributes:
         address: address of the sender's private socket.
@@ -66,7 +66,7 @@ class Notice:
     version: int
 
     def name_other(self, model_id: str) -> None:
-        """Tell the sender, for its timeout error, that a receiver with another id has read this notice."""
+        """Tell the sender that a receiver with another id has read this notice; its timeout error will say so."""
         with contextlib.suppress(OSError, RLinfAsyncError):
             sock, _ = _connect(self)
             with sock:
@@ -93,7 +93,7 @@ class SocketLink(WeightLink):
         self._sockets: _Sockets | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._sending = threading.Lock()
-        """Lock held while a message is sent, so that its parts are not interleaved with those of others."""
+        """Lock held while a message is sent, so that its parts are not interleaved with those of other messages."""
 
     @classmethod
     def invite(cls, name: str, label: str | None = None) -> SocketLink:
@@ -110,7 +110,7 @@ class SocketLink(WeightLink):
         return Notice(self._address, _network(), self.name, version)
 
     def join(self, notice: Notice, mode: str) -> None:
-        """Connect the receiver's end. A second call only changes the mode, unless it is ``LOOP``.
+        """Connect the receiver's end. A later call only changes the mode, unless the mode is already ``LOOP``.
 
         Raises:
             PeerLost: the sender's end is closed or taken; or this end is closed, or belongs to another sender.
@@ -172,7 +172,7 @@ class SocketLink(WeightLink):
 
 
 class _Hub(LoopThread):
-    """Thread with the event loop of this process's private sockets, running as long as there are links.
+    """The thread that runs the event loop for this process's private sockets as long as there are links.
 
     Attributes:
         sockets: sockets of each link, without references to the links, so that dropped links are collected.
@@ -189,7 +189,7 @@ class _Hub(LoopThread):
         self.sockets: set[_Sockets] = set()
 
     def call(self, callback: Callable[[], object]) -> None:
-        """Call back on the loop, except in a forked child. Takes no lock: the garbage collector may call this."""
+        """Run the callback on the loop, except in a forked child. Take no lock: the garbage collector may call this."""
         if self.process.is_here:
             with contextlib.suppress(RuntimeError):  # the loop has ended because all links are closed
                 super().call(callback)
@@ -212,7 +212,7 @@ class _Hub(LoopThread):
 
     @classmethod
     def forget(cls) -> None:
-        """Forget the parent's hub without notifying listeners, whose locks may be held by threads missing here."""
+        """Forget the parent's hub without notifying listeners, whose locks may be held by threads of the parent."""
         cls.lock = threading.Lock()
         hub, cls.current = cls.current, None
         if hub is not None:
@@ -222,7 +222,7 @@ class _Hub(LoopThread):
 
 
 class _Sockets:
-    """Sockets of one link, which they reference weakly. All methods but ``join`` run on the hub's loop.
+    """The sockets of one link, with a weak reference to the link. All methods except ``join`` run on the hub's loop.
 
     Attributes:
         connection: connection to the other end, or to a candidate that has not named its model yet.
@@ -397,7 +397,7 @@ def _network() -> int:
 
 def _exit_status(handle: int | None) -> str:
     """Describe how a child of this process exited, without reaping it."""
-    with contextlib.suppress(OSError, ValueError):  # not a child of this process, or the signal has no name
+    with contextlib.suppress(OSError, ValueError):  # it is not a child of this process, or the signal has no name
         if handle is not None and (ended := os.waitid(os.P_PIDFD, handle, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
             exited = ended.si_code == os.CLD_EXITED
             return f": exit code {ended.si_status}" if exited else f": killed by {signal.Signals(ended.si_status).name}"

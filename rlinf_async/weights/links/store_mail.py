@@ -48,7 +48,7 @@ _TENSOR, _MARK, _LENGTH, _ANSWER = range(4)
 """Tags of the tensor, of the byte that follows it, and of the answer's two parts."""
 _DONE, _FAILED, _UNTAKEN = b"+", b"-", b"!"
 """First byte of an answer. The rest is the receiver's message, the reason why it could not apply the weights, or the
-reason why it could not even receive them, so that they are still in transit."""
+reason why it could not even receive them, in which case they are still in transit."""
 
 _BREAKS: Final = (RuntimeError, PeerLost, DeadlineExceeded, ClosedError)
 """Errors that end a connection; Gloo and the store raise RuntimeErrors."""
@@ -76,7 +76,7 @@ class StoreMail:
         """Identity of this sender; entries that an earlier sender left in the store must be ignored."""
         self._number = 0
         self._generation = ""
-        """Name of the current group, or of the last."""
+        """Name of the current group or, if there is none, of the last one."""
         self._group: Any = None
         self._carrier: Any = None
         """Process group that transfers the tensors: the same group, or NCCL's."""
@@ -85,15 +85,15 @@ class StoreMail:
         self._end = 0.0
         """Deadline for answering the last received message."""
         self._lock = threading.Lock()
-        """Guard of the attributes that ``interrupt`` reads in another thread."""
+        """Lock that guards the attributes that ``interrupt`` reads in another thread."""
         self._stop = threading.Event()
         self._awaited = ""
         self._connection: TcpConnection | None = None
 
     @property
     def _store(self) -> Any:
-        """This object's own store client, which serves one caller at a time. Its own thread creates it, because torch
-        resolves each address to which it connects, and a lost answer costs the resolver's five seconds."""
+        """This object's own store client, which serves one caller at a time. It is created in this object's thread,
+        because torch resolves each address, and a lost DNS reply costs five seconds."""
         if self._own is None:
             self._own = self._shared.clone()
         return self._own
@@ -196,7 +196,7 @@ class StoreMail:
 
     def _next_head(self) -> dict[str, Any]:
         if not self._number:
-            # A restarted receiver begins with the last message if nobody took it.
+            # A restarted receiver begins with the last message if no receiver has taken it.
             self._number = self._last()
             if self._number and self._store.check([self._key("in")]):
                 self._number -= 1
@@ -232,7 +232,7 @@ class StoreMail:
                 self.part()
 
     def interrupt(self, stop: threading.Event) -> None:
-        """End the call that was given ``stop``, if it is running; blocks while the store does not answer."""
+        """End the call that was given ``stop``, if it is running. Block while the store does not answer."""
         with self._lock:
             if self._stop is not stop:
                 return
@@ -272,7 +272,7 @@ class StoreMail:
 
             store = _Meeting(self, self._key("at", self._generation), end)
             limit = min(_until(end), timedelta(seconds=_MAX_CONNECT_S))
-            # Gloo waits for a connection five times as long as its timeout, and the other side may just have exited.
+            # Gloo waits for a connection five times as long as its timeout, so pass a fifth of the limit.
             self._group = self._carrier = ProcessGroupGloo(store, self._side, 2, limit / 5)
             connection = _find_connection(store, self._side)
             with self._lock:
@@ -322,7 +322,7 @@ class StoreMail:
 
 
 class _Meeting(Store):
-    """Keys in the job's store by which Gloo's two ends find each other; ``interrupt`` ends a wait for them."""
+    """The keys in the job's store by which Gloo's two ends find each other; ``interrupt`` ends a wait for them."""
 
     def __init__(self, mail: StoreMail, prefix: str, end: float) -> None:
         super().__init__()

@@ -30,7 +30,8 @@ def no_match(what: str, names: Iterable[str], own: str) -> str:
 
 
 class LinkListener(Protocol):
-    """Listener of a link, called with one message at a time in the thread that reads it. An error closes the link."""
+    """The listener on a link, called with one message at a time in the thread that reads it. An error closes the
+    link."""
 
     def on_message(self, message: LinkMessage) -> None: ...
 

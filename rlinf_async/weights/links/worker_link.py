@@ -1,4 +1,4 @@
-"""``WorkerLink``: a link between two workers of a run, on a private stream beside their other messages."""
+"""``WorkerLink``: a link between two workers of a run, on a private stream separate from their other messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _names: dict[tuple[str, int], set[str]] = {}
 
 
 class LinkEnd:
-    """State of one end that outlives the link object: its works, and the connection to the other worker.
+    """The state of one end that outlives the link object: its works, and the connection to the other worker.
 
     Attributes:
         ids: this end's id, and the other end's id once known.
@@ -58,7 +58,7 @@ class LinkEnd:
 
 
 class WorkerLink(WeightLink):
-    """Link that ends when the other worker ends, with the framework's error, such as ``WorkerDied``.
+    """A link that ends when the other worker ends, with the framework's error, such as ``WorkerDied``.
 
     Every message names its source link and, once known, its target link, so that a message for a closed link does not
     reach the next link of the same name. Waits for the other worker refer to the link weakly, so that a dropped link is
@@ -120,7 +120,7 @@ class WorkerLink(WeightLink):
         return self._begin(self._here.exchange.recv_tensor(tensor, *self._bulk_line(line, sender), at_once=True))
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Call back after ``seconds``."""
+        """Call the callback after ``seconds``."""
         require_client().later(seconds, callback)
 
     def _bulk_line(self, line: int, third: Any) -> tuple[Any, ...]:
@@ -163,7 +163,7 @@ class WorkerLink(WeightLink):
         if target not in (None, mine):
             return True
         if message is None:
-            if target is None and source != other:  # goodbye of an unknown end that knows no link here
+            if target is None and source != other:  # goodbye from an unknown end that knows of no link here
                 return True
             self._end(ClosedError(f"{self.label} has closed its end of the link"))
             return False
@@ -172,7 +172,7 @@ class WorkerLink(WeightLink):
         return True
 
     def _end(self, error: Exception) -> None:
-        if self._here.process.is_here:  # in a forked child, a thread missing here may have held the lock
+        if self._here.process.is_here:  # in a forked child, a thread of the parent may have held the lock
             super()._end(error)
 
     def _close(self) -> None:

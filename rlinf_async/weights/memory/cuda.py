@@ -1,4 +1,4 @@
-"""``Cuda``: copies in separate streams, registers host memory, and shares device memory by IPC handles."""
+"""``Cuda``: copies in separate streams, registers host memory, and shares device memory through IPC handles."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _cuda: Any = torch.cuda  # torch.cuda has few annotations
 
 
 class Cuda:
-    """Implementation of ``Gpus`` with CUDA."""
+    """The implementation of ``Gpus`` with CUDA."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -39,7 +39,7 @@ class Cuda:
         self._allocated: dict[int, tuple[bytes | None, torch.device]] = {}
         """Maps the address of each allocation to its exported handle, if any, and its device."""
         self._opened: dict[bytes, tuple[CudaMemory, int]] = {}
-        """Maps each handle to the opened memory and its number of users, as closing it affects the whole process."""
+        """Maps each handle to the opened memory and its number of users; closing it affects the whole process."""
 
     # -- devices of tensors ---------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Leaves of a slot in the sender's GPU memory, for receivers on that GPU; retired leaves are freed once unused."""
+"""The leaves of a slot in the sender's GPU memory, for receivers on that GPU; retired leaves are freed once unused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = own_logger(__name__)
 
 
 class DeviceLeaves:
-    """Leaves of one slot on a GPU, allocated and exported once.
+    """The leaves of one slot on a GPU, allocated and exported once.
 
     Attributes:
         memory, views: the whole memory, and the leaves in it.
@@ -51,7 +51,7 @@ _retiring: Final = threading.Lock()
 
 
 def retire(fd: int, leaves: DeviceLeaves) -> None:
-    """Free device leaves whose slot is no longer written, as soon as no other process has them open.
+    """Free device leaves whose slot is no longer written to, as soon as no other process has them open.
 
     CUDA does not define the effect of freeing memory that another process has open, so the memory is kept until no
     process has it open. Only the kernel knows this reliably, even if a process was killed, but waiting for the kernel's

@@ -26,7 +26,7 @@ class Gpus(Protocol):
     method is called.
 
     Raises, in all other methods:
-        RuntimeError: the driver refuses, or there is no memory left.
+        RuntimeError: the driver refuses the operation, or there is no memory left.
     """
 
     def places(self, tensors: Iterable[torch.Tensor]) -> set[torch.device]:
@@ -52,7 +52,7 @@ class Gpus(Protocol):
         """Make this thread's current streams continue after these marks."""
 
     def settle(self, device: torch.device) -> None:
-        """Wait for all work of a GPU."""
+        """Wait until a GPU has finished all its work."""
 
     def register(self, address: int, nbytes: int, device: torch.device, *, read_only: bool) -> None:
         """Register host memory until ``unregister``, so that copies run at full speed."""
@@ -82,13 +82,13 @@ def copy_settled(gpus: Gpus, targets: Sequence[torch.Tensor], sources: Sequence[
 
 
 class Registrar:
-    """Registrar of mapped memory; a mode that was refused is not tried again.
+    """A registrar of mapped memory, which does not retry a mode that was refused.
 
     For GPUs that do not support read-only registration (``cudaErrorNotSupported``, 801), the memory is made writable
     while it is registered, then protected again; it stays registered.
 
     Args:
-        read_only: the memory is mapped read-only, from files that are open for writing.
+        read_only: True if the memory is mapped read-only, from files that are open for writing.
     """
 
     def __init__(self, gpus: Gpus, *, read_only: bool) -> None:

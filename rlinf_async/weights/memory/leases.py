@@ -31,7 +31,7 @@ class Leased(NamedTuple):
 
 
 class Leases:
-    """Slots of one sender, mapped once, and unmapped once the sender no longer uses them.
+    """The slots of one sender, each mapped once, and unmapped when the sender no longer uses it.
 
     Attributes:
         manifest: manifest of the weights; None before the announcement.
@@ -88,7 +88,7 @@ class Leases:
         """Map a slot that contains the leaves, or open its leaves on the GPU; unmap slots that the sender no longer
         uses.
 
-        Memory that could not be opened is not tried again.
+        After a failure to open GPU memory, no other GPU memory is opened.
 
         Raises:
             TransferFailed: as for ``take``.
@@ -154,7 +154,8 @@ class Leases:
         before, self._kept = self._kept, reader
         if before is None or before is reader:
             return
-        # Close a slot that other tensors still use, because the sender would write the next version over their values.
+        # Close a slot that other tensors still use, which keeps its lease: otherwise, the sender would overwrite their
+        # values with the next version.
         if before.is_looked_at():
             self._close(before)
         else:

@@ -59,7 +59,7 @@ _HEADER: Final = struct.Struct("<8s32sQQQB")
 
 
 class SlotHeader(NamedTuple):
-    """Header of a slot.
+    """The header of a slot.
 
     Attributes:
         digest: digest of the manifest, padded with zeros to 32 bytes.
@@ -98,7 +98,7 @@ class SlotHeader(NamedTuple):
 
 
 class SlotLayout(NamedTuple):
-    """Layout of a slot in bytes.
+    """The layout of a slot, in bytes.
 
     Attributes:
         leaves: size of the packed leaves.
@@ -194,7 +194,7 @@ class Slot:
         return self._views
 
     def register(self, registrar: Registrar, device: torch.device) -> None:
-        """Register the slot, so that a GPU copies at full speed."""
+        """Register the slot, so that a GPU can copy at full speed."""
         if self._unregister is None and self.leaves.nbytes:
             self._unregister = registrar.register(self._memory, device)
 
@@ -206,9 +206,10 @@ class Slot:
         return self._head[HEADER_BYTES : HEADER_BYTES + nbytes]
 
     def close(self) -> None:
-        """Close the slot. It is unmapped immediately, which takes time for a large slot, or with the last tensor in it.
+        """Close the slot. It is unmapped immediately, or once the last tensor in it is dropped; this takes time if it
+        is large.
 
-        Other processes keep using it. Idempotent.
+        Other processes can keep using it. Idempotent.
         """
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -220,7 +221,7 @@ class Slot:
 
 
 class SlotWriter(Slot):
-    """Slot that this process writes.
+    """A slot that this process writes to.
 
     The first use of ``leaves`` allocates all their memory at once, so that packing causes no page faults.
 
@@ -285,7 +286,7 @@ class SlotWriter(Slot):
         return bytes(self._extra(self._header.extra))
 
     def pin(self) -> None:
-        """Keep the slot from being rewritten until ``unpin``, which must balance each call."""
+        """Keep the slot from being rewritten. Each call must be balanced by a call to ``unpin``."""
         self._uses.append(None)
 
     def unpin(self) -> None:
@@ -326,11 +327,11 @@ class SlotWriter(Slot):
         self._set(sequence=sequence, version=version, extra=len(extra), places=places)
 
     def filled(self) -> None:
-        """Record that GPU leaves are now also in the slot; readers continue."""
+        """Record that GPU leaves are now also in the slot; readers are not interrupted."""
         self._set(places=self._header.places | IN_SLOT)
 
     def publish(self) -> None:
-        """Allow readers to apply the version, even a reader that was told of an earlier version in this slot."""
+        """Allow readers to apply the version, even a reader that was told about an earlier version in this slot."""
         self._set(places=self._header.places | PUBLISHED)
 
     def _set(self, **fields: Any) -> None:

@@ -32,7 +32,7 @@ logger = own_logger(__name__)
 
 
 class MemoryGone(TransferFailed):
-    """Failure to open another process's memory, which may already have been freed."""
+    """A failure to open another process's memory, which may already have been freed."""
 
 
 class SlotReader(Slot):
@@ -95,7 +95,7 @@ class SlotReader(Slot):
         """Keep the writer out until ``release``.
 
         Returns:
-            The header. If the slot holds no version or is being written, None; nothing is leased in that case.
+            The header. None if the slot holds no version or is being written; nothing is leased in that case.
 
         Raises:
             OSError: no file descriptor is free.
@@ -159,8 +159,8 @@ class SlotReader(Slot):
     def leave(self) -> Pins:
         """Close the reader: release the lease, and close GPU memory.
 
-        If other tensors are mapped to the leaves, both are kept until the last such tensor is dropped, so that no later
-        version is written to their memory.
+        If other tensors are mapped to the leaves, the lease and the memory are kept until the last such tensor is
+        dropped, so that no later version is written to their memory.
 
         Returns:
             The finalizers of memory that was kept.
@@ -188,7 +188,7 @@ Pins: TypeAlias = "list[weakref.finalize[Any, Any]]"
 
 
 def _end_one(left: list[contextlib.ExitStack]) -> None:
-    """Record that one block of memory was freed; the last block's end releases the lease."""
+    """Record that one block of memory was freed; after the last block, release the lease."""
     ends = left.pop()
     if not left:
         ends.close()

@@ -1,4 +1,4 @@
-"""``Store``: a sender's slots, which it takes, packs, fills and replaces."""
+"""``Store``, which takes, packs, fills and replaces a sender's slots."""
 
 from __future__ import annotations
 
@@ -115,7 +115,8 @@ class Store:
         slot.register(self._registrar, device)
 
     def make_room(self, slot: SlotWriter, device: torch.device) -> bool:
-        """True if a slot can be packed on that GPU. After a failure, GPUs are not tried again."""
+        """True if a slot can be packed on that GPU; allocate memory there at first use. After a failure, GPUs are not
+        tried again."""
         if self._is_refused or self._device not in (None, device):
             return False
         if slot not in self._on_gpu:

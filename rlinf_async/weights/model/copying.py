@@ -66,8 +66,8 @@ Copy: TypeAlias = Callable[[Tensors, Tensors], None]
 def copy_tensors(targets: Tensors, sources: Tensors) -> None:
     """Copy each source to its target, converting dtype and device; complete on return.
 
-    Large copies use at least two threads, even if torch uses one, because readers wait for the weights, and on free
-    CPUs two threads take two thirds of one thread's time.
+    Large copies use at least two threads, even if torch uses one, because readers wait for the weights, and on idle
+    CPUs, two threads take two thirds of one thread's time.
 
     Raises:
         Exception: torch cannot copy one of the tensors; others may already have been copied.
@@ -99,8 +99,8 @@ def _copy(targets: Tensors, sources: Tensors) -> None:
 def move(targets: Tensors, sources: Tensors, threads: int = 0) -> None:
     """Copy raw memory.
 
-    Torch's threads wait for each other after every tensor, which is slow if one of them has no CPU; these threads do
-    not wait.
+    Torch's threads wait for each other after every tensor, which is slow if one of them has no CPU to run on; these
+    threads do not wait.
 
     Args:
         targets, sources: pairs chosen by ``movable``.
@@ -119,7 +119,7 @@ def move(targets: Tensors, sources: Tensors, threads: int = 0) -> None:
 
 
 def movable(targets: Tensors, sources: Tensors, among: Sequence[int]) -> Sequence[int]:
-    """Return the indices, among these, of the pairs that can be copied as raw memory."""
+    """Return those of the given indices whose pairs can be copied as raw memory."""
 
     def are_moves(indices: Sequence[int]) -> bool:
         ours, theirs = [targets[index] for index in indices], [sources[index] for index in indices]
@@ -153,7 +153,7 @@ def _are_plain(tensors: Tensors) -> bool:
 
 
 def share(threads: int, calls: Iterable[Callable[[], object]]) -> None:
-    """Make all calls; each thread takes the next call as soon as it is free, so that a slow thread makes fewer.
+    """Run all calls; each thread takes the next call as soon as it is free, so that a slow thread runs fewer.
 
     Raises:
         Exception: the first error of a call, raised once all threads have ended.

@@ -1,7 +1,7 @@
 """The exact binary difference between two versions of packed weights, in as few bytes as possible.
 
 Both regions have the manifest's layout. They are compared as integers, in *pieces*: a leaf, part of a large leaf, or
-neighbouring small leaves of one element size. Each piece takes the smallest of these forms:
+neighbouring small leaves with the same element size. Each piece takes the smallest of these forms:
 
     same      nothing
     gaps      for each changed element, 16 bits that count the skipped elements before it; then the new values
@@ -35,7 +35,7 @@ GPU_PIECE: Final = 64 << 20
 
 _SMALL: Final = 64 << 10  # smaller leaves share a piece
 _SAME, _GAPS, _DENSE = range(3)
-_ESCAPE: Final = 0xFFFF  # a gap of this size skips as many elements and changes none
+_ESCAPE: Final = 0xFFFF  # a gap of this size skips that many elements and changes none
 _ENTRY: Final = struct.Struct("<BII")  # form, changed elements, gaps including escapes
 
 
@@ -61,7 +61,7 @@ class Delta:
 
         Args:
             manifest: the manifest used by ``encode``.
-            region: the base, packed, or as a model's tensors.
+            region: the base, as packed memory or as a model's tensors.
 
         Raises:
             WeightMismatch: the delta belongs to other weights or is damaged; nothing was written.

@@ -40,7 +40,7 @@ def digests_of(manifest: Manifest, held: Iterable[tuple[int, Parts, torch.Tensor
 
 
 class ExpectedDigests:
-    """Digests of one packed version, in the forms in which receivers hold it; for use by one thread."""
+    """The digests of one packed version, in the forms in which receivers hold it; for use by one thread."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest

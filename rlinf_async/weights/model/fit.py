@@ -1,4 +1,5 @@
-"""Fit of weights to a destination: keys, shapes, dtypes, writability, ties and overlaps, checked before any write."""
+"""The fit of weights to a destination: keys, shapes, dtypes, writability, ties and overlaps, checked before any
+write."""
 
 from __future__ import annotations
 
@@ -30,13 +31,13 @@ from rlinf_async.weights.model.param_tree import (
 from rlinf_async.weights.model.places import Places, StackPart, TensorPlace, ValuePlace
 from rlinf_async.weights.model.shards import ShardOption, Slice, is_sharded
 
-_NAMED: Final = 5  # largest number of problems that an error names
-_LISTED: Final = 20  # largest number of keys that an error lists for each side
+_NAMED: Final = 5  # limit on the problems that an error names
+_LISTED: Final = 20  # limit on the keys that an error lists for each side
 _FORM: Final = (operator.attrgetter("dtype"), operator.attrgetter("device"), operator.attrgetter("shape"))
 
 
 class Fit:
-    """Tensors of a destination, and the leaves assigned to them; the constructor raises if they do not fit.
+    """The tensors of a destination, and the leaves assigned to them; the constructor raises if they do not fit.
 
     Args:
         maps: remap tensors to the leaves instead of overwriting them.
@@ -178,7 +179,7 @@ class Fit:
 
     @functools.cached_property
     def _owners(self) -> list[tuple[Any, list[Any], list[Any]]]:
-        """Return the destination's mappings, each with its keys and the tensors and modules under them."""
+        """The destination's mappings, each with its keys and the tensors and modules under them."""
         found: dict[int, tuple[Any, list[Any], list[Any]]] = {}
         for owner, key, item in self._held:
             if id(owner) not in found:
@@ -206,8 +207,8 @@ class Fit:
         """Check a version's values.
 
         Raises:
-            WeightMismatch: tensors that are tied in the destination would get different values; or a value is meant for
-            a tensor, or has no place.
+            WeightMismatch: tensors that are tied in the destination would get different values; or a value other than a
+            tensor has the key of a tensor, or has no place in the destination.
         """
         problems = [
             f"{_both(one, other)} are tied in the destination, and their values differ: tie them in the weights too, "

@@ -46,14 +46,14 @@ def gather_buckets(
         ``{path: tensor}``: DTensors as new, whole tensors, on rank 0 only; plain tensors on every rank, uncopied.
 
     Raises:
-        TransferFailed: on rank 0: another rank is not in this call, or has other weights.
+        TransferFailed: on rank 0: another rank is not making this call, or has different weights.
     """
     for bucket in _buckets(tree.tensors, bucket_size):
         yield _gather(bucket, views or {}, call)
 
 
 def gather_into(views: Mapping[Path, torch.Tensor], tree: ParamTree, call: GatherCall) -> None:
-    """Pack a tree's tensors, whole, on rank 0; shards are written directly to their places unless a dtype is cast.
+    """Pack a tree's whole tensors on rank 0; shards are written directly to their places unless a dtype is cast.
 
     Collective, with the same errors as ``gather_buckets``.
 

@@ -1,4 +1,4 @@
-"""The calls to which shards belong, the header of each message, and the handling of messages of ended calls.
+"""The calls to which shards belong, the header of each message, and the handling of messages from ended calls.
 
 Shards are matched by the order in which they are sent, so a call that was refused or failed on only one rank would
 leave the ranks out of step forever. Each rank therefore counts each sender's calls, including refused ones, and the
@@ -68,7 +68,7 @@ class GatherCall:
 
 
 class Header(NamedTuple):
-    """Message that precedes one rank's shards in one bucket.
+    """The message that precedes one rank's shards in one bucket.
 
     Attributes:
         sender, call, bucket: numbers of the sender, its call and the call's bucket, the same on every rank.
@@ -83,7 +83,7 @@ class Header(NamedTuple):
     awaits: int
 
     def is_over(self, header: Header) -> bool:
-        """True if ``header``, received instead of this one, belongs to a call that was refused, failed or was
+        """True if ``header``, which arrived instead of this one, belongs to a call that was refused, failed or was
         abandoned."""
         if header.sender == self.sender:
             return (header.call, header.bucket) < (self.call, self.bucket)

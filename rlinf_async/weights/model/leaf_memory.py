@@ -35,7 +35,7 @@ class LeafMemory:
         buffer = torch.zeros(end - begin, dtype=torch.uint8, device=self.device)
         for items, dtype, octets in self._parts(begin, end):
             if items.dtype == dtype:
-                # Copy the bits, because torch's own copy may change such values.
+                # Copy the bits, because torch's own copy may change some values.
                 buffer[octets].copy_(items.view(torch.uint8))
             else:
                 buffer[octets].view(dtype).copy_(items)

@@ -24,7 +24,7 @@ ALIGNMENT: Final = 256
 _FORMAT: Final = 1
 _STRINGS, _INTEGERS = frozenset({str}), frozenset({int})
 _DIGEST_SIZE: Final = 16
-_NAMED: Final = 5  # largest number of keys that an error names
+_NAMED: Final = 5  # limit on the keys that an error names
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Manifest:
             if number != _FORMAT:
                 raise ValueError(f"its format is {number!r}, and this side knows {_FORMAT}")
             manifest = _laid_out([_checked(*row) for row in rows], {tuple(path): tuple(to) for path, to in aliases})
-            manifest.indices  # noqa: B018  (a tie to a leaf that is not there is a KeyError)
+            manifest.indices  # noqa: B018  (a tie to a missing leaf raises a KeyError)
         except Exception as error:
             raise WeightMismatch(f"what arrived is no manifest of weights: {error!r}") from error
         return manifest
@@ -164,12 +164,12 @@ class Manifest:
         for leaf in self.leaves:
             flat = typed[leaf.transport_dtype]
             begin = flat.storage_offset() + leaf.offset // flat.itemsize
-            # The fastest way to create a view.
+            # This is the fastest way to create a view.
             views[leaf.path] = flat.as_strided(leaf.shape, _row_major(leaf.shape), begin)
         return views
 
 
-# Cached, because it is called several times per leaf, and a model may have fifty thousand leaves.
+# This function is cached, because it is called several times per leaf, and a model may have fifty thousand leaves.
 @functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Return ``"float32"`` for ``torch.float32``."""

@@ -15,7 +15,7 @@ _WRAPPERS: Final = frozenset({"_orig_mod", "module", "_fsdp_wrapped_module", "_c
 
 
 class Naming:
-    """Mapping from one side's tensor names to transport names.
+    """A mapping from one side's tensor names to transport names.
 
     Args:
         strip_prefix: prefix to remove from names that begin with it.

@@ -50,7 +50,7 @@ def overlaps(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor] = (
 def _first_overlap(tensors: Sequence[torch.Tensor], count: int) -> tuple[int, int] | None:
     unit, low = math.gcd(*(tensor.itemsize for tensor in tensors)), min(tensor.data_ptr() for tensor in tensors)
     high = max(tensor.data_ptr() + _stretch(tensor) for tensor in tensors)
-    marks = torch.zeros((high - low) // unit, dtype=torch.int32)  # for each element, the index of its owner
+    marks = torch.zeros((high - low) // unit, dtype=torch.int32)  # for each unit, its owner's index plus one
     for number, tensor in enumerate(tensors):
         if tensor.numel():
             units = tensor.itemsize // unit

@@ -1,4 +1,4 @@
-"""Tensors of a model by path, the common form of all sources of weights."""
+"""The tensors of a model by path, which is the common form of all sources of weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DENSE: Final = {"quantized": "dequantize()", "nested": "to_padded_tensor()"}
 
 
 class ParamTree:
-    """Tensors sorted by path, each tied tensor only once.
+    """A model's tensors, sorted by path; each tied tensor is listed only once.
 
     Attributes:
         tensors: tensors with their own memory, sorted by path; the source's objects, not copies.
@@ -63,8 +63,8 @@ class ParamTree:
             rename: assigns other paths to the selected values, unless the source is a ParamTree.
 
         Raises:
-            ValueError: the source has an unsupported type, or a lazy layer without a shape, or an array that torch
-            rejects.
+            ValueError: the source has an unsupported type, or contains a lazy layer without a shape or an array that
+            torch rejects.
             WeightMismatch: (a KeyError) a key is not a string, two keys mean the same path, or one path is a prefix of
             another.
         """
@@ -122,7 +122,7 @@ class ParamTree:
         return sum(tensor.nbytes for tensor in self.tensors.values() if tensor.layout is torch.strided)
 
     def to_state_dict(self) -> dict[str, Any]:
-        """Return the values by dotted name, sorted, tied tensors under each of their names."""
+        """Return a sorted dict that maps each dotted name, including those of tied tensors, to its value."""
         return {name_of(path): value for path, value in self._everything()}
 
     def to_nested(self) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def why_without_values(tensor: torch.Tensor, where: str = "") -> str:
-    """Return why a tensor has no dense values to send or write, as text to follow its name; empty if it has some.
+    """Return why a tensor has no dense values to send or write, as text that follows its name; empty if it has some.
 
     Args:
         where: text for the side (``"in the weights"``) in comparisons; empty for a source of weights.

@@ -1,4 +1,4 @@
-"""Places in a destination: the tensors and values of modules, mappings and TensorDicts, found in one walk."""
+"""The places in a destination: the tensors and values of modules, mappings and TensorDicts, found in one walk."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def piece_of(tensor: torch.Tensor, part: Sequence[int]) -> torch.Tensor:
 
 
 class ValuePlace(NamedTuple):
-    """Place of a value other than a tensor: a module's extra state, or an entry of a mapping.
+    """The place of a value other than a tensor: a module's extra state, or an entry of a mapping.
 
     Attributes:
         problem: returns why a value cannot be put there; empty if it can.
@@ -130,7 +130,7 @@ class ValuePlace(NamedTuple):
 
 
 class _MemberValues(list[Any]):
-    """Values of lazy stacks' members, in the order in which the members were found."""
+    """The values of lazy stacks' members, in the order in which the members were found."""
 
 
 def _stacked(members: list[tuple[tuple[StackPart, ...], Any, Any]]) -> ValuePlace:
@@ -176,7 +176,7 @@ class Places:
     Attributes:
         tensors: maps each path to its tensors' places, several if stack members share the path. A tied tensor is listed
         at each of its paths.
-        refused: maps each path that cannot be written to the reason.
+        refused: maps each unwritable path to the reason.
         holders: ``(owner, key, holder)`` of each module and mapping below the top level.
         stacks: lazy stacks with their members.
     """
@@ -211,7 +211,7 @@ class Places:
         return found
 
     def _walk(self, holder: Any, above: Path, parts: tuple[StackPart, ...]) -> None:
-        # Check this before modules: TensorDictParams are both, and their _parameters may be copies.
+        # Check for TensorDicts before modules: TensorDictParams are both, and their _parameters may be copies.
         if is_tensordict(holder):
             inner = getattr(holder, "__dict__", {}).get("_param_td", holder)
             if inner is not holder:
@@ -241,7 +241,7 @@ class Places:
             elif not isinstance(value, torch.Tensor):
                 self._add_value(path, holder, key, parts)
             # Look the key up twice, because writes would be lost if the mapping returned a new tensor each time, as h5
-            # and views of a TensorDict do.
+            # files and views of a TensorDict do.
             elif keeps or are_tied(holder.get(key), value):
                 self._add(TensorPlace(path, holder, key, value, parts))
             else:

@@ -38,7 +38,7 @@ _requires_grad: Final = attrgetter("requires_grad")
 
 
 class WeightSource:
-    """Extractor of tensors from published objects, all of which must have the same layout as the first.
+    """An extractor of tensors from published objects, all of which must have the same layout as the first.
 
     Args:
         tree: the first weights.
@@ -178,7 +178,7 @@ class WeightSource:
         """Combine sharded tensors in their places on the gathering rank; other ranks have no targets. Collective.
 
         Raises:
-            TransferFailed: another rank is not in this call.
+            TransferFailed: another rank is not making this call.
         """
         paths = [leaf.path for leaf in self.manifest.leaves]
         assert call is not None

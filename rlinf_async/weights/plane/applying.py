@@ -29,7 +29,7 @@ MAX_PINNED: Final = 2
 
 
 class Applying:
-    """Writer of one model's destination, with the sender's slots and the version in the model.
+    """A writer for one model's destination, which holds the sender's slots and tracks the version in the model.
 
     Args:
         maps: remap the destination's tensors to leased slots.
@@ -58,7 +58,7 @@ class Applying:
         self._patience = patience
         self._offer: tuple[bytes, int, int] | None = None
         self._writing = threading.Lock()
-        """Lock held while leased memory is read; leases are released only before or after."""
+        """Lock held while leased memory is read, so that no lease is released during the read."""
         self._is_closed = False
         self._is_told = False
 
@@ -116,7 +116,7 @@ class Applying:
         assert leased.views is not None
         await self._worker_thread.do(destination.compare, leased.views, extra, nbytes=nbytes)
         if destination.places and not leased.is_on_gpu and not leased.reader.is_registered:
-            # Register before taking the gate, because registration is slow and readers can continue.
+            # Register before taking the gate, because registration is slow, and readers need not wait for it.
             await self._worker_thread.do(self._register, leased, nbytes=None)
         is_mapped = self._maps and not destination.is_copied and self._verify != "sha256"
         cost = 0 if is_mapped else nbytes  # mapping frees the tensors' own memory
@@ -193,7 +193,7 @@ class Applying:
         if is_copy:
             self.leases.close()
             return
-        # If another thread's kernel read the memory after it was unmapped, the process would die by SIGSEGV.
+        # If another thread's kernel read the memory after it was unmapped, SIGSEGV would kill the process.
         waits = self.leases.keeps_one and not self.gate.is_read_here()
         try:
             async with self.gate.writing(self._patience) if waits else contextlib.nullcontext():

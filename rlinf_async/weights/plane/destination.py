@@ -95,7 +95,7 @@ class Destination:
         return self._found is not self._holder
 
     def check(self, manifest: Manifest) -> None:
-        """Check the last found object, which replaces the former one if the weights fit.
+        """Check the object that was found last; it replaces the previous one if the weights fit.
 
         Raises:
             WeightMismatch: the weights do not fit.
@@ -126,7 +126,7 @@ class Destination:
         return len(self._mapped)
 
     def write(self, views: Views, extra: Mapping[Path, Any], *, copies: bool = False) -> None:
-        """Write a compared version while there are no readers. Keep references to the views only if they are mapped.
+        """Write a compared version while there are no readers. Only mapped views are referenced afterwards.
 
         Args:
             views: all leaves, in the order of the manifest.
@@ -156,7 +156,7 @@ class Destination:
             if self._mapped is not targets:
                 self._unmap(targets, lambda data: data)
             if self.device is not None:
-                self._gpus.settle(self.device)  # readers' kernels still use the former memory
+                self._gpus.settle(self.device)  # readers' kernels may still use the previous memory
             stand_in(targets, sources)
             self._mapped = targets
         else:
@@ -174,11 +174,11 @@ class Destination:
                 self._gpus.copy(targets, sources)  # the copy follows all work that readers have started
             else:
                 copy_tensors(targets, sources)
-        increment_version(self._fit.wholes)  # a DTensor does not notice changes of its local part
+        increment_version(self._fit.wholes)  # a DTensor does not notice changes to its local part
         self.is_whole = True
 
     def digests(self, views: Views) -> tuple[bytes, bytes]:
-        """Return forms and digests of the tensors just written; for a function, of its arguments."""
+        """Return the forms and digests of the tensors just written; for a function, those of its arguments."""
         assert self._manifest is not None
         views_held = ((index, (), view) for index, view in enumerate(views.values()))
         return digests_of(self._manifest, views_held if self._fit is None else self._fit.held())

@@ -104,7 +104,7 @@ class Outgoing(RelayJob):
 
     Args:
         seconds: time limit for its receivers.
-        may_wait: send it to a machine only once the machine has received the earlier version.
+        may_wait: True to send it to a machine only once the machine has received the previous version.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from rlinf_async.weights.plane.verifying import Verifying
 
 
 class Readers(Protocol):
-    """A version's receivers; interface of ``ReceiverTable``."""
+    """The receivers of a version; ``ReceiverTable`` implements this interface."""
 
     def begin(self, version: int, names: Sequence[Hashable], store: Store, writer: SlotWriter) -> bool: ...
 
@@ -29,7 +29,7 @@ class Readers(Protocol):
 
 
 class Packing:
-    """Packer of one model's versions.
+    """A packer that copies one model's versions into slots.
 
     Args:
         taker: extractor of the tensors.

@@ -37,7 +37,7 @@ logger = own_logger(__name__)
 
 
 class Publisher:
-    """Sender of one model's weights to receivers, each at the other end of a link.
+    """A publisher of one model's weights, with one link to each receiver.
 
     Each version is packed into shared memory and then published. Receivers on the same machine read it there; on every
     other machine, one receiver receives it on behalf of all. So every receiver sees complete versions only, and the
@@ -52,15 +52,13 @@ class Publisher:
 
     Methods may be called from any loop, one at a time.
 
-    Weights on a GPU are packed after the work that was in the caller's current streams when ``publish`` was called: on
-    the GPU for this machine's receivers on the same GPU, and in shared memory for all others. If CUDA refuses, this is
-    logged once, and the weights then go through CPU memory.
+    Weights on a GPU are packed once the work that was queued in the caller's current streams when ``publish`` was
+    called has finished. Receivers on this machine that use the same GPU read them there; all others get them through
+    shared memory. If CUDA refuses, the publisher logs this once and packs all weights in CPU memory.
 
     With sharded weights (FSDP, DTensor), every rank has a publisher, and rank 0's publisher has all receivers. The
-    ranks
-    publish together: shards go straight to their places in rank 0's shared memory, and no other rank ever holds whole
-    tensors.
-    A rank that does not take part keeps the others waiting until torch's process group times out.
+    ranks publish together: shards go straight to their places in rank 0's shared memory, and no other rank ever holds
+    whole tensors. A rank that does not take part keeps the others waiting until torch's process group times out.
 
     Args:
         source: module, TensorDict or dict whose names, shapes and dtypes are announced; by default the first source
@@ -232,7 +230,7 @@ class Publisher:
         call: GatherCall | None = None,
         deliveries: Sequence[Delivery] | None = None,
     ) -> SyncHandle:
-        """Pack a version and publish it; return when the source may change.
+        """Pack a version and publish it; return once the source may change.
 
         Args:
             source: as in the constructor, whose source is the default.
@@ -251,7 +249,7 @@ class Publisher:
             ValueError: a receiver is unknown, or the version is not higher than the last.
             WeightMismatch: names, shapes or dtypes differ from those announced. Nothing was sent.
             ConfigError: as for ``connect``.
-            TransferFailed: the weights are sharded, and another rank is not in this call. Nothing was sent.
+            TransferFailed: the weights are sharded, and another rank is not making this call. Nothing was sent.
         """
         call = self.next_call() if call is None else call
         packing = self._packing
@@ -278,7 +276,7 @@ class Publisher:
                 await self._deliver(parcels, WeightsMessage(self.model_id, number, source, seconds))
             self._check_open()  # the publisher may have been closed during the wait
             verifying = None if self._packing is None else self._packing.verifying
-            # Pin first, because a receiver may answer as soon as it has been told of the version.
+            # Pin first, because a receiver may answer as soon as it has been told about the version.
             if verifying is not None:
                 self.worker_thread.start(verifying.pin, number, nbytes=None)
             handle = SyncHandle(number, seconds, self._expire, self._forget_version, parcels)
@@ -302,7 +300,7 @@ class Publisher:
         except BaseException:
             self._rollback(number)
             if number > self.version and any(delivery.has_begun for delivery in parcels):
-                # A receiver has been told of the number, so use it up: no other version may have it.
+                # A receiver already knows the number, so use it up: no other version may have it.
                 self._receivers.publish(number, ())
             for delivery in parcels:
                 delivery.abandon()
@@ -337,7 +335,7 @@ class Publisher:
         self._receivers.abandon(version)
 
     async def catch_up(self, worker_ids: Sequence[Hashable], timeout: float | None) -> dict[Hashable, Ack]:
-        """Return the outcome of the latest version at receivers added later; wait at most ``timeout`` seconds.
+        """Return the outcome of the latest version at receivers added after it; wait at most ``timeout`` seconds.
 
         Raises:
             ClosedError: the publisher was closed during the wait.
@@ -360,7 +358,7 @@ class Publisher:
         """
         for handle in list(self._handles.values()):
             if handle._remaining() == 0:
-                handle._expire()  # no waiter has done so
+                handle._expire()  # no waiter has expired it
         if self._is_packing or (self._handles and not self._behind):
             version = next(iter(self._handles), self.version + 1)
             waiting = ", ".join(map(repr, self._receivers.waiting_for(version))) or "the packing"
@@ -391,7 +389,7 @@ class Publisher:
         names: Sequence[Hashable],
         call: GatherCall,
     ) -> tuple[SlotWriter | None, int]:
-        """Pack a version; return its size in bytes and its writer, which is None if another rank packs it."""
+        """Pack a version; return its writer, which is None if another rank packs it, and its size in bytes."""
         if self._packing is None:
             self._adopt(await self._lay_out(source))
             self._check_open()
@@ -417,7 +415,7 @@ class Publisher:
             extra = len(pack_extra(tree))
             facts = (taker.manifest, self._slots, extra, self.model_id, self._gpus)
             most = self._behind + 2
-            # Weights may stay on a GPU, and slots are then allocated at first use.
+            # Weights may stay on a GPU; in that case, slots are allocated at first use.
             on_gpu = bool(self._gpus.places(tree.tensors.values()))
 
             def make() -> None:
@@ -426,7 +424,7 @@ class Publisher:
             try:
                 await self.worker_thread.do(make, nbytes=taker.manifest.nbytes)
                 self._check_open()  # the publisher may have been closed during the wait
-            except BaseException:  # the caller may have been cancelled although the store exists
+            except BaseException:  # the caller may be cancelled after the store was created
                 for each in made:
                     each.close()
                 raise
@@ -523,12 +521,13 @@ class Publisher:
             await self._release(reason)
 
     async def _release(self, reason: str) -> None:
-        # Drop the packing explicitly, because its gigabytes would otherwise wait until the collector finds the cycle.
+        # Drop the packing explicitly, because its gigabytes would otherwise stay allocated until the garbage collector
+        # finds the cycle.
         store, packing, self._packing, self._source = self._store, self._packing, None, None
         if packing is not None and packing.verifying is not None:
             packing.verifying.end()
         try:
-            if self._process.is_here:  # in a forked child, a thread missing here may have held the lock
+            if self._process.is_here:  # in a forked child, a thread of the parent may have held the lock
                 self._receivers.close(reason)
                 self._changes.notify()  # wake tasks that wait for receivers
             if store is not None:  # no packing or transfer uses the store any more

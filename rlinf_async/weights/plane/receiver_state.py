@@ -1,4 +1,4 @@
-"""``ReceiverState``: a sender's knowledge of one receiver: agreement, unanswered versions, pending comparisons."""
+"""``ReceiverState``: what a sender knows about one receiver (agreement, unanswered versions, pending comparisons)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlinf_async.weights.links.weight_link import LinkMessage, WeightLink
 
 
 class Agreement(Enum):
-    """Stages of the agreement on the announced weights."""
+    """The stages of the agreement on the announced weights."""
 
     NEW = auto()
     ASKED = auto()

@@ -1,4 +1,4 @@
-"""Receivers of one publisher: announcements and deliveries to each, and their answers.
+"""The receivers of one publisher: announcements and deliveries to each, and their answers.
 
 add ──► opened ──► HELLO ──► ACK of 0       HELLO also announces the latest version to a late receiver
 publish ──► PUBLISH to receivers on this machine; to others once it has arrived on their machine ──► ACK
@@ -31,7 +31,7 @@ _MOST_OWED: Final = 64
 
 
 class ReceiverTable:
-    """All receivers of one publisher. Links may deliver messages in any thread.
+    """The table of one publisher's receivers. Links may deliver messages in any thread.
 
     Args:
         complete: called with each version once all receivers have answered it.
@@ -66,9 +66,9 @@ class ReceiverTable:
         self._fill = fill
         self._verify = verify
         self._lacking: dict[ReceiverState, Any] = {}
-        """Receivers waiting for ``filled`` or for the end of packing, each with the memory that it could not open."""
+        """Maps each receiver that waits for ``filled`` or the end of packing to the memory that it could not open."""
         self._lock = threading.RLock()
-        """Guard of the table, also held while messages are sent, so that their order is that of the decisions."""
+        """Lock that guards the table; also held during sends, so that messages leave in the order of the decisions."""
         self._receivers: dict[Hashable, ReceiverState] = {}
         self._completed: list[int] = []
         """Completed versions not yet passed to ``complete``."""
@@ -160,7 +160,7 @@ class ReceiverTable:
         return Ack("failed", version, ClosedError(f"receiver {name!r} of '{self._model_id}' was removed"))
 
     def is_published(self, writer: SlotWriter) -> bool:
-        """True if the version may be announced, because a version that is only packed may still be withdrawn."""
+        """True if the version may be announced; a version that is only packed may still be withdrawn."""
         return writer.version <= self.ledger.version
 
     def greet(self, store: Store) -> None:
@@ -239,7 +239,7 @@ class ReceiverTable:
     # -- on a GPU -----------------------------------------------------------------------------------------------
 
     def demand(self, gpu: str) -> tuple[bool, bool]:
-        """Return two flags: whether a receiver reads leaves on that GPU, and whether one needs them in the slot."""
+        """Return two flags: whether any receiver reads leaves on that GPU, and whether any needs them in the slot."""
         with self._lock:
             here = [receiver for receiver in self._receivers.values() if receiver.refusal is None]
             there = [receiver for receiver in here if receiver.gpu == gpu]
@@ -247,7 +247,7 @@ class ReceiverTable:
 
     def filled(self, store: Store, error: Exception | None) -> None:
         """Record that the latest version is in its slot, or that copying failed. If the version is not published yet,
-        ``greet`` asks again."""
+        ``greet`` requests the copy again."""
         with self._settling():
             latest = store.latest
             if latest is None or not self.is_published(latest):
@@ -327,12 +327,12 @@ class ReceiverTable:
                 if error is not None:
                     self._failed(receiver.name, version, receiver.refusal or error)
                 elif not receiver.is_told:
-                    pass  # the greeting will announce it
+                    pass  # the greeting will announce the version
                 elif receiver.link.node is not None:
                     far.append(receiver)
                 else:
                     self._tell(receiver, version, list(writer.name), clock.monotonic())
-            for receiver in late:  # late receivers get the version when they answer the previous one
+            for receiver in late:  # late receivers are not waited for, but they get the version, too
                 if receiver not in there and store is not None and writer is not None:
                     self._show(receiver, store, writer)
         return far
@@ -467,7 +467,7 @@ class ReceiverTable:
 
     def _gone(self, receiver: ReceiverState, error: Exception) -> None:
         for version in self.ledger.pending:
-            if version not in receiver.verifying:  # those have been answered and are being verified
+            if version not in receiver.verifying:  # otherwise the version was answered and is being verified
                 self._failed_alone(receiver.name, version, error)
 
     def answered(self, name: Hashable, version: int, error: Exception | None) -> None:
@@ -486,7 +486,7 @@ class ReceiverTable:
             return self.ledger.finish(version)
 
     def ack_of(self, name: Hashable, version: int) -> Ack | None:
-        """Return the outcome of a published version at a receiver that was added later; None while unknown."""
+        """Return the outcome of a published version at a receiver that was added afterwards; None while unknown."""
         with self._lock:
             receiver, target = self._receivers.get(name), self.ledger.targets.get(name)
             if receiver is None or target is None:

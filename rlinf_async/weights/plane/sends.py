@@ -16,7 +16,7 @@ from rlinf_async.weights.waiting.execution import SyncAdapter, Turns
 
 
 class Sends:
-    """Versions sent by ``publish`` or by a ``WeightSender``.
+    """The versions that ``publish`` or a ``WeightSender`` has sent, and their outcomes.
 
     Args:
         adapter: adapter that runs the sends.
@@ -43,7 +43,7 @@ class Sends:
     def publisher(self) -> Publisher:
         made = self._made.get("publisher")
         # Two threads may both create a publisher at the first send. The one stored first wins; the other publisher has
-        # started nothing and is discarded. Take no lock, because after a fork a thread missing in the child could hold
+        # started nothing and is discarded. Take no lock, because after a fork, a thread of the parent could still hold
         # it.
         # tests/weights/plane/test_sends.py::test_threads_that_send_first_at_once_have_one_publisher
         return self._made.setdefault("publisher", self._make()) if made is None else made
@@ -88,13 +88,13 @@ class Sends:
                 raise
             if handle.report is None:
                 raise self._late(handle, timeout) from None
-            report = handle.report  # the last answer has just arrived, and could not be requested later
+            report = handle.report  # the last answer has just arrived, and no later call could return it
         except Exception:
             if handle.done():
                 self.untold.pop(handle, None)
             raise
         if patience is not None:
-            # A rank that has left or was restarted may follow again, so treat it as if it was added later.
+            # A rank that has left or was restarted may follow again, so treat it as if it had been added later.
             acks = _staying(report.per_worker)
             if late := [name for name in self.publisher.worker_ids if name not in acks]:
                 rest = patience if timeout is None else clock.rest(timeout, begun)
@@ -123,7 +123,7 @@ class Sends:
         )
 
     def tell_earlier(self) -> None:
-        """Raise an earlier version's failure, once; a late receiver does not count as a failure."""
+        """Raise the failure of an earlier version, but only once; a late receiver does not count as a failure."""
         for handle in list(self.untold):
             if not handle.done():
                 continue

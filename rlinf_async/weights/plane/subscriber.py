@@ -1,4 +1,4 @@
-"""``Subscriber``: receiver of one model's versions, from a link, a call, a store or a user's transport."""
+"""``Subscriber`` receives one model's versions from a link, a call, a store or a user's transport."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from rlinf_async.weights.waiting.ownership import OwnerProcess, on_drop
 logger = own_logger(__name__)
 
 _TRIES: Final = 3
-"""Limit on requests for one version, because each host that is asked may end before it answers."""
+"""Limit on requests for one version. A request is repeated if the host that was asked ends before it answers."""
 
 _LOOK_AGAIN_S: Final = 0.5
 """Interval at which ``close`` checks another thread's loop, which does not report when it stops."""
 
 
 class Subscriber(Versioned):
-    """Receiver of one model's weights over a link or through ``accept``; it applies complete versions only.
+    """A receiver of one model's weights, over a link or through ``accept``. It applies complete versions only.
 
     With a link, call ``receive`` repeatedly, or ``serve`` once::
 
@@ -51,8 +51,8 @@ class Subscriber(Versioned):
             async with subscriber.reading() as version:      # no update is applied in this block
                 samples = rollout(model), version
 
-    When the sender has ended, the last complete version stays. Methods may be called from any loop, ``reading()`` also
-    from any thread.
+    After the sender has ended, the last complete version stays in place. Methods may be called from any loop,
+    ``reading()`` also from any thread.
 
     Args:
         link: link to the sender; None if weights arrive only through ``accept``.
@@ -119,7 +119,7 @@ class Subscriber(Versioned):
         """Versions not yet acknowledged."""
         self._end: Exception | None = None
         self._why = ""
-        """Text of the error because of which the sender closed; empty if it has not failed."""
+        """Text of the error that made the sender close; empty if the sender has not failed."""
         self._host: HostMemory | None = None
         self._keep: Callable[[], object] | None = None
         """Function that cancels the release of the leases when this object is dropped."""
@@ -207,7 +207,7 @@ class Subscriber(Versioned):
             self._why = facts[0]
             return
         elif what in TO_HOSTS:
-            # If there is no host, this process has stopped being one, and the sender may not have known that yet.
+            # If ``_host`` is None, this process is no longer its machine's host, and the sender did not know that yet.
             if self._host is not None:
                 self._host.host.on_message(what, *facts)
             return
@@ -235,7 +235,7 @@ class Subscriber(Versioned):
             self._host = HostMemory(self.link, manifest, extra, slots, lines[0], self._model_id)
 
     async def connect(self, timeout: float | None = 60.0) -> None:
-        """Wait for the sender, agree with it on the weights, and apply a published version.
+        """Wait for the sender, agree with it on the weights, and apply the published version, if there is one.
 
         Raises:
             DeadlineExceeded: the sender has not connected within ``timeout`` seconds.
@@ -286,7 +286,7 @@ class Subscriber(Versioned):
             self.link.listen(self)
 
     async def _receive(self, timeout: float | None, enough: Callable[[], bool] = lambda: False, what: str = "") -> None:
-        """Process received messages; also return once ``enough`` is true, as another task may receive, too."""
+        """Process received messages; also return once ``enough`` is true, because another task may receive them."""
 
         def is_there() -> bool:
             return enough() or (not self._is_taking and bool(self._inbox or self._end or self._is_closed))
@@ -355,7 +355,7 @@ class Subscriber(Versioned):
             await self._apply([version], memory, None)
 
     async def _agree(self, offer: tuple[bytes, int, int] | None = None) -> None:
-        """Check announced weights when announced, after a change of the model, and after a refusal.
+        """Check whether the announced weights fit: on announcement, after a change of the model, and after a refusal.
 
         Raises:
             WeightMismatch, Exception: the weights do not fit, or there is no destination.
@@ -401,7 +401,7 @@ class Subscriber(Versioned):
                 pause = self.pause_s = await applying.apply(leased)
             finally:
                 applying.leases.release(leased.reader)
-            self._changes.notify()  # the next version may have to wait for readers
+            self._changes.notify()  # wake waits now: the next version may have to wait for readers
         except Exception as error:
             self._acknowledge(pack_error(error))
             self._check_open()  # a closed subscriber has no memory, so any error is possible
@@ -457,7 +457,7 @@ class Subscriber(Versioned):
     # -- life ---------------------------------------------------------------------------------------------------
 
     def serve(self, within: contextlib.AbstractContextManager[object] | None = None) -> asyncio.Task[None]:
-        """Receive in the background of the running loop, until ``close``.
+        """Receive in a background task on the running loop until ``close`` is called.
 
         Updates that cannot be applied are reported to the sender and logged here. The task ends when the sender has
         ended.
@@ -513,7 +513,7 @@ class Subscriber(Versioned):
         async with contextlib.AsyncExitStack() as then:  # callbacks run in reverse order
             then.callback(self._ended)
             is_copy = self._process is not None and not self._process.is_here
-            # Runs after the host's close, because callbacks run in reverse order.
+            # This callback runs after the host's close, because callbacks run in reverse order.
             then.push_async_callback(self._applying.close, is_copy=is_copy)
             then.push_async_callback(self._end_host)
             if self.link is not None:

@@ -27,7 +27,7 @@ class WeightsMessage(NamedTuple):
 
 
 class Delivery(Protocol):
-    """Delivery of a message to one receiver, or to several in one call."""
+    """The delivery of a message to one receiver, or to several in one call."""
 
     @property
     def names(self) -> Sequence[Hashable]:
@@ -63,9 +63,8 @@ class SyncHandle(Work[SyncReport]):
     """A staged version, whose source may change. Awaiting the handle waits until every receiver has applied it.
 
     Awaiting raises the error of the first receiver that failed. The error's notes name all failed receivers, and
-    ``report`` has the others' outcome. A receiver that has not answered by the deadline fails with
-    ``DeadlineExceeded``.
-    Cancelling the last waiter abandons the wait, but the version stays published.
+    ``report`` holds every receiver's outcome. A receiver that has not answered by the deadline fails with
+    ``DeadlineExceeded``. Cancelling the last waiter abandons the wait, but the version stays published.
 
     Attributes:
         model: name of the weights.

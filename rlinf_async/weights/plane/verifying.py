@@ -15,7 +15,7 @@ from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.digests import ExpectedDigests
 from rlinf_async.weights.state.sync_report import Ack
 
-_NAMED: Final = 5  # largest number of tensors that an error names
+_NAMED: Final = 5  # limit on the tensors that an error names
 
 
 class _Held(NamedTuple):
@@ -25,7 +25,7 @@ class _Held(NamedTuple):
 
 
 class Verifying:
-    """Comparison in the packing thread; pins the slots of versions that receivers may still answer."""
+    """A comparison that runs in the packing thread and pins the slots of versions that receivers may still answer."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -84,5 +84,5 @@ class Verifying:
         return dataclasses.replace(ack, digest=hashlib.sha256(found).hexdigest())
 
     def end(self) -> None:
-        """Drop all memory, and stop comparing."""
+        """Drop all references to slots, and stop comparing."""
         self._held.clear()

@@ -16,14 +16,14 @@ from rlinf_async.weights.transports.transport import TransportBackend
 
 
 class CallingScheme(WeightSyncScheme):
-    """Scheme that sends by calling the workers, which need no transport because the call carries the weights.
+    """A scheme that sends by calling the workers, which need no transport because the call carries the weights.
 
     ``init_on_sender`` takes the workers, in the order of their ids: a worker group, or a list of groups of one rank or
     of other objects with the called method; and ``source_model``. ``init_on_worker`` takes ``model``, by default the
     context's model. Both raise ``ConfigError`` for options that have no effect on such weights.
 
     Attributes:
-        handles: names under which the context or the arguments may hold the workers; the first one present counts.
+        handles: names under which the context or the arguments may hold the workers; the first one present is used.
         missing: error text if none of these names is present.
         models: names under which the worker's context may hold its model.
         instead: advice for an option that a call cannot support.
@@ -61,9 +61,10 @@ class CallingScheme(WeightSyncScheme):
 
 @register_weight_sync_backend("rpc")
 class RPCWeightSyncScheme(CallingScheme):
-    """Scheme that calls the workers' ``update_policy_weights_`` remotely; see ``RPCTransport``.
+    """A scheme that calls the workers' ``update_policy_weights_`` remotely; see ``RPCTransport``.
 
-    It takes the option ``ack_timeout``, and refuses options such as ``apply="map"``, as a call copies its argument.
+    It takes the option ``ack_timeout``, and refuses options such as ``apply="map"``, because a call copies its
+    argument.
     """
 
     missing: ClassVar[str] = "remote_collectors (or collector_infos) must be provided via context or kwargs"
@@ -101,7 +102,7 @@ class RPCWeightSyncScheme(CallingScheme):
 
 
 class WorkerModuleTransformSender(WeightSender):
-    """Sender to the one worker that hosts the model, which has id 0.
+    """A sender to the one worker that hosts the model. This worker has id 0.
 
     At first use, the worker is looked up in the context under the model's id (``"env.transform[0]"``); if it is not
     there, the worker given to ``init_on_sender`` is used (TorchRL's RayModuleTransformSender).
@@ -116,7 +117,7 @@ class WorkerModuleTransformSender(WeightSender):
         return [0]
 
     def _register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
-        """Add a candidate, because all workers share one host, and any of them may be it."""
+        """Add a candidate: all workers share one host, and any of them may be the host."""
         self._given.append(pipe_or_context)
 
     def _targets(self, worker_ids: int | Sequence[int] | None) -> dict[int, TransportBackend]:
@@ -133,13 +134,13 @@ class WorkerModuleTransformSender(WeightSender):
 
 
 class WorkerModuleTransformReceiver(WeightReceiver):
-    """Receiver of weights that calls pass to this worker; the end of a call acknowledges them (TorchRL's
+    """A receiver of weights that calls pass to this worker; a call that returns has acknowledged them (TorchRL's
     RayModuleTransformReceiver)."""
 
 
 @register_weight_sync_backend("module_transform")
 class WorkerModuleTransformScheme(CallingScheme):
-    """Scheme for a model hosted by one worker (TorchRL's RayModuleTransformScheme).
+    """A scheme for a model hosted by one worker (TorchRL's RayModuleTransformScheme).
 
     The worker has a public method ``update_weights_tensordict(params)`` or ``update_weights_state_dict(state_dict)``,
     depending on the strategy, which calls ``receiver.apply_weights``.

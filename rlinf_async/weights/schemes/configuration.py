@@ -16,7 +16,7 @@ from rlinf_async.weights.transports.transport import TransportBackend
 
 
 class Configuration(metaclass=abc.ABCMeta):
-    """Options of a scheme, its transports, and the lookup of a model's weights."""
+    """The options of a scheme, its transports, and the lookup of a model's weights."""
 
     needs_weights: ClassVar[bool] = True
     """True if a send without weights is an error."""

@@ -44,7 +44,7 @@ class _DistributedReceiver(WeightReceiver):
 
 @register_weight_sync_backend("distributed")
 class DistributedWeightSyncScheme(WeightSyncScheme):
-    """Scheme for the processes of a torch.distributed job; see ``DistributedTransport``.
+    """A scheme for the processes of a torch.distributed job; see ``DistributedTransport``.
 
     ``init_on_sender`` takes ``store``, and ``num_workers`` (ranks 1 to that number) or ``ranks``; a worker's id is its
     rank minus one. ``init_on_worker`` takes ``store``, its own ``rank``, counted from 1, and ``model``.

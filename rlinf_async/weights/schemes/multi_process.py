@@ -9,7 +9,7 @@ from rlinf_async.weights.transports.mp import MPTransport
 
 
 class PipeScheme(WeightSyncScheme):
-    """Base of the schemes for processes that each have a pipe to the trainer."""
+    """The base class of schemes for processes that each have a pipe to the trainer."""
 
     publishes = True
 
@@ -31,7 +31,7 @@ class PipeScheme(WeightSyncScheme):
 @register_weight_sync_backend("multiprocessing")
 @register_weight_sync_backend("process")
 class MultiProcessWeightSyncScheme(PipeScheme):
-    """Scheme for processes on this machine, each with a ``multiprocessing.Pipe`` to the trainer.
+    """A scheme for processes on this machine, each with a ``multiprocessing.Pipe`` to the trainer.
 
     The weights are copied once into shared memory that belongs to the sender alone, from which every worker reads them.
     The pipe carries ``((model_id, notice), "update_weights")``: once, to a worker that calls ``receive``, ``connect``

@@ -30,7 +30,7 @@ class NoTransport(SilentTransport):
 
 @register_weight_sync_backend("none")
 class NoWeightSyncScheme(WeightSyncScheme):
-    """Scheme in which every model keeps its own weights: ``send`` returns immediately, ``receive`` returns False.
+    """A scheme in which every model keeps its own weights: ``send`` returns immediately, ``receive`` returns False.
 
     It replaces another scheme to switch synchronisation off without changing other code.
     """
@@ -52,7 +52,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
 
 
 class _SendsNothing(WeightSender):
-    """Sender that has no receivers."""
+    """A sender that has no receivers."""
 
     def _targets(self, worker_ids: int | Sequence[int] | None) -> dict[int, TransportBackend]:
         return {}
@@ -64,7 +64,7 @@ class _SendsNothing(WeightSender):
 
 
 class _KeepsItsOwn(WeightReceiver):
-    """Receiver that never receives weights."""
+    """A receiver that never receives weights."""
 
     async def _take(self, *weights: Any, **how: Any) -> bool:
         return True

@@ -44,7 +44,7 @@ Write = Callable[[Any, Any], None]
 
 
 class WeightReceiver(Versioned):
-    """Receiver of one model's weights in one worker; created by a scheme's ``init_on_worker``.
+    """A receiver of one model's weights in one worker; created by a scheme's ``init_on_worker``.
 
     In a coroutine, ``receive``, ``apply_weights``, ``connect``, ``wait_version`` and ``wait_fresh`` start immediately
     and return a ``Work``; elsewhere they block. The model always has one complete version: weights that do not fit are
@@ -157,7 +157,7 @@ class WeightReceiver(Versioned):
     async def _take(
         self, model_id: str | None, weights: Any, version: int | None, sender: Any = None, *, write: Write
     ) -> bool:
-        """Apply weights, and report the outcome to their sender; False if the model already had them."""
+        """Apply weights, and report the outcome to their sender. Return False if the model already had them."""
         try:
             if self._model_id not in (None, model_id):
                 raise ValueError(f"weights of '{model_id}' have come to the receiver of '{self._model_id}'")
@@ -187,8 +187,8 @@ class WeightReceiver(Versioned):
         Args:
             weights: the weights; or a notice that a sender has put into a pipe. In that case, the call returns once the
             notice's version, or a later one, has been applied.
-            version: version of the weights, if they arrive only by calls; a repeated version is acknowledged but not
-            applied. The default is one more than the last, but if a sender on a link counts versions, the number
+            version: version of the weights, if they arrive only through calls; a repeated version is acknowledged but
+            not applied. The default is one more than the last, but if a sender on a link counts versions, the number
             stays the same.
 
         Raises:
@@ -316,11 +316,11 @@ class WeightReceiver(Versioned):
             yield
 
     def serve(self) -> asyncio.Task[None]:
-        """Receive in the background of the running loop, until the task is cancelled.
+        """Receive in a background task on the running loop until the task is cancelled.
 
-        An update that does not fit is reported to the sender and logged here. The task ends with a ``ConfigError`` if a
-        user's transport cannot be awaited, because its ``receive_weights`` is plain code, which would block the loop,
-        or repeatedly returns nothing without having waited.
+        An update that does not fit is reported to the sender and logged here. The task ends with a ``ConfigError`` if
+        the ``receive_weights`` of a user's transport is not a coroutine, so that it would block the loop, or repeatedly
+        returns nothing without having waited.
 
         Raises:
             RuntimeError: this thread runs no loop.

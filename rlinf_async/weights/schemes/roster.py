@@ -12,7 +12,7 @@ from rlinf_async.weights.transports.transport import TransportBackend
 
 
 class WorkerRoster:
-    """Workers of a ``WeightSender``."""
+    """The workers of a ``WeightSender``."""
 
     _transport: TransportBackend | None
     """Transport to all workers that have no transport of their own."""
@@ -78,7 +78,7 @@ class WorkerRoster:
 
 
 async def close_all(transports: Iterable[TransportBackend]) -> None:
-    """Close, concurrently, the transports that can be closed."""
+    """Close the transports that can be closed, all at the same time."""
     closing: list[tuple[TransportBackend, Any]] = []
     for transport in transports:
         close = getattr(transport, "close", None)

@@ -30,11 +30,11 @@ _BACKENDS: dict[str, str | type[WeightSyncScheme]] = {
     "rpc": "called",
     "distributed": "distributed_scheme",
 }
-"""Schemes by name; a string names the module in this package that registers the scheme."""
+"""Maps each name to its scheme, or to the name of the module in this package that registers the scheme."""
 
 
 class WeightSyncScheme(Configuration):
-    """Synchronisation of one model: a picklable configuration, with one end in each process.
+    """The synchronisation of one model: a picklable configuration, with one end in each process.
 
     ``init_on_sender`` and ``init_on_worker`` only record the other sides; the two sides meet in ``connect``, or at the
     first ``send`` and ``receive``. Both sides use the same scheme, or a pickled copy. In a coroutine, ``connect``,
@@ -183,7 +183,7 @@ class WeightSyncScheme(Configuration):
     def connect(self, *, weights: Any = None, timeout: float | None = 60.0) -> Any:
         """Connect to the other side; afterwards the workers have the trainer's weights.
 
-        The other side must connect, too; a worker may instead ``receive`` or ``serve``.
+        The other side must connect, too; a worker may ``receive`` or ``serve`` instead.
 
         Args:
             weights: at the sender: the workers' initial weights, version 1; by default the model's weights.
@@ -269,8 +269,8 @@ def register_weight_sync_backend(name: str) -> Callable[[S], S]:
 
 
 def from_either(context: Any, kwargs: dict[str, Any], *names: str) -> Any:
-    """Return the first of these attributes of the context or, without a context, of these arguments; None if there is
-    none."""
+    """Return the first of the named attributes of the context or, without a context, of the named arguments; None if
+    there is none."""
     for name in names:
         found = kwargs.get(name) if context is None else getattr(context, name, None)
         if found is not None:

@@ -34,7 +34,7 @@ class SendRequest(NamedTuple):
         links: maps the id of each worker that reads published weights to its transport.
         deliveries: deliveries to the other workers; None if none are possible.
         version: number of the version; None for the next.
-        call: counted call, by which ranks of sharded weights recognise that they are in the same call.
+        call: counted call, by which the ranks that share weights recognise that they are making the same call.
     """
 
     weights: Any
@@ -46,11 +46,11 @@ class SendRequest(NamedTuple):
 
 
 class WeightSender(WorkerRoster):
-    """Sender of one model's weights to workers; created by a scheme's ``init_on_sender``.
+    """A sender of one model's weights to workers; created by a scheme's ``init_on_sender``.
 
     In a coroutine, ``send``, ``send_async``, ``wait_async`` and ``connect`` start immediately and return a ``Work``;
-    elsewhere they block. The call itself refuses wrong arguments. A send that fails at some workers has reached the
-    others.
+    elsewhere they block. Invalid arguments raise in the call itself. A send that fails at some workers has still
+    reached the others.
 
     If the weights are sharded (FSDP, DTensor), every rank of the trainer sends its own shards, and rank 0 sends whole
     weights to the workers; the other ranks only take part, whichever workers they were given.
@@ -72,7 +72,7 @@ class WeightSender(WorkerRoster):
         """Reset the state that belongs to one process."""
         self._is_closed = False
         self._failure = ""
-        """Text of the error because of which the scheme was closed; empty if there was none."""
+        """Text of the error that closed the scheme; empty if there was none."""
         self._adapter = SyncAdapter()
         self._sending = Sends(self._adapter, self._make_publisher)
 
@@ -117,7 +117,7 @@ class WeightSender(WorkerRoster):
             timeout: seconds within which workers must answer; by default the scheme's ``ack_timeout``.
 
         Returns:
-            A ``SyncReport``; in a coroutine, a ``Work`` of one.
+            A ``SyncReport``; in a coroutine, a ``Work`` that resolves to one.
 
         Raises:
             RuntimeError: an earlier send has not ended.
@@ -175,7 +175,7 @@ class WeightSender(WorkerRoster):
             timeout: seconds to wait, after which the send is still pending.
 
         Returns:
-            A ``SyncReport``; in a coroutine, a ``Work`` of one.
+            A ``SyncReport``; in a coroutine, a ``Work`` that resolves to one.
 
         Raises:
             RuntimeError: nothing is pending.
@@ -297,7 +297,7 @@ class WeightSender(WorkerRoster):
 
     async def _wait_async(self, pending: SyncHandle, timeout: float | None) -> SyncReport:
         if pending is not self._pending:  # the send has ended since the call
-            if pending.report is None:  # no wait for it has completed
+            if pending.report is None:  # no wait for the send has completed
                 raise ClosedError(f"the sender of '{self._model_id}' is closed")
             raise RuntimeError(_NOT_PENDING)
         return await self._report(pending, timeout)
@@ -326,7 +326,7 @@ class WeightSender(WorkerRoster):
         return self._adapter.run(self._connect(timeout), f"the workers of '{self._model_id}'")
 
     def _lack(self, weights: Any) -> bool:
-        """True if connecting must also send weights: these, or else the model's."""
+        """True if connecting must also send weights: the given weights, or else the model's."""
         is_first = not self.version or (self._sending.is_outcome_unknown and not self._publishes)
         return weights is not None or (is_first and self._weights(None) is not None)
 

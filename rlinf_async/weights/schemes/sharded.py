@@ -1,4 +1,4 @@
-"""Sharded weights (FSDP, DTensor) in schemes: every rank of the trainer sends its shards, rank 0 sends to the workers.
+"""Sharded weights (FSDP, DTensor) in schemes: each trainer rank sends its shards, and rank 0 sends to the workers.
 
 A publisher gathers bucket by bucket into the published memory. For schemes that do not publish, rank 0 gathers a whole
 copy in CPU memory.
@@ -44,7 +44,7 @@ def gather_whole(weights: Any, call: GatherCall | None) -> Any:
     Collective. A rank that does not take part keeps the others waiting until torch's process group times out.
 
     Raises:
-        TransferFailed: another rank is not in this call.
+        TransferFailed: another rank is not making this call.
     """
     assert call is not None
     tree = ParamTree.of(weights)

@@ -1,4 +1,4 @@
-"""``SharedMemWeightSyncScheme``: for processes with pipes, with one buffer per model at the sender."""
+"""``SharedMemWeightSyncScheme``, for processes connected by pipes, with one buffer per model at the sender."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlinf_async.weights.transports.transport import TransportBackend
 
 
 class _SharedSender(WeightSender):
-    """Sender that notifies workers of registered weights."""
+    """A sender that notifies workers of registered weights."""
 
     def __init__(self, scheme: SharedMemWeightSyncScheme) -> None:
         super().__init__(scheme)
@@ -36,7 +36,7 @@ class _SharedSender(WeightSender):
 @register_weight_sync_backend("direct")
 @register_weight_sync_backend("shared")
 class SharedMemWeightSyncScheme(PipeScheme):
-    """Scheme for processes on this machine that read weights in shared memory and are notified by pipe.
+    """A scheme for processes on this machine that read weights in shared memory and are notified through pipes.
 
     In contrast to ``MultiProcessWeightSyncScheme``, the sender has one transport for all workers, and shows the last
     packed weights. A worker has new weights once it has called ``receive`` or ``apply_weights``, or serves. The message

@@ -1,4 +1,4 @@
-"""``SyncOptions``: the options of all schemes. It checks them, and refuses unsupported options by name."""
+"""``SyncOptions`` holds and checks the options of all schemes, and refuses unsupported options by name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SyncOptions:
     Args:
         apply: ``"copy"`` overwrites a receiver's tensors. ``"map"`` remaps them to the memory that the sender has
         written: nothing is copied, and writing to them crashes the process or, on a GPU, changes what other receivers
-        see. If the model is on another GPU than the sender's, its weights are copied nevertheless. With
+        see. If the model is not on the sender's GPU, its weights are copied nevertheless. With
         ``DistributedWeightSyncScheme``, tensors are remapped to the memory in which the weights arrived. Weights passed
         as a call's argument are always copied.
         slots: number of versions kept in memory, at most 64; by default 2 for ``"copy"``, 3 for ``"map"``.
@@ -39,8 +39,8 @@ class SyncOptions:
         behind: for ``publish``: number of earlier versions that may be pending when one is sent, up to 62; by default
         2.
         ack_timeout: seconds within which a receiver must apply an update.
-        verify: ``"sha256"``: receivers hash their models' tensors after applying a version, and the sender compares the
-        digests with its own; set it at both ends.
+        verify: with ``"sha256"``, receivers hash their models' tensors after applying a version, and the sender
+        compares the digests with its own; set it at both ends.
         select: ``"all"``; ``"trainable"``, which omits parameters that do not require a gradient; or a function of
         (name, tensor), which receives a module's parameters themselves.
         strict_dtype: a receiver refuses weights whose dtype differs from its tensors'; by default it casts them, as

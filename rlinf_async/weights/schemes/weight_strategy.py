@@ -85,8 +85,8 @@ class WeightStrategy:
 
         Args:
             destination: a module, a TensorDict, or a dict of tensors with dotted or nested keys.
-            weights: a TensorDict, or a dict with dotted or nested keys. None does nothing; so does a notice, whose
-            weights the receiver applies.
+            weights: a TensorDict, or a dict with dotted or nested keys. None has no effect, and neither does a notice,
+            whose weights the receiver applies.
 
         Raises:
             WeightMismatch: (a KeyError) a key is unknown, or a shape or the kind of a dtype differs.

@@ -16,7 +16,7 @@ from rlinf_async.weights.waiting.execution import at_once
 
 
 class WorkerLinkTransport(LinkTransport):
-    """Transport from one worker to another, on any nodes, over a private stream.
+    """A transport from one worker to another, on the same node or another, over a private stream.
 
     Receivers on the sender's node read the weights in its memory; each other node receives them once.
 
@@ -54,7 +54,7 @@ class WorkerLinkTransport(LinkTransport):
 
 
 class _GroupSender(WeightSender):
-    """Sender to a group, whose size it looks up at the first send."""
+    """A sender to a group, whose size it looks up at the first send."""
 
     def __init__(self, scheme: WeightSyncScheme) -> None:
         super().__init__(scheme)
@@ -79,7 +79,7 @@ class _GroupSender(WeightSender):
 @register_weight_sync_backend("ray")
 @register_weight_sync_backend("worker")
 class WorkerWeightSyncScheme(CallingScheme):
-    """Scheme for workers of this framework, one of which is the trainer (TorchRL's RayWeightSyncScheme).
+    """A scheme for workers of this framework, one of which is the trainer (TorchRL's RayWeightSyncScheme).
 
     Example:
         class Trainer(Worker):
@@ -104,8 +104,8 @@ class WorkerWeightSyncScheme(CallingScheme):
     only by calls.
 
     A process that holds handles, such as the driver, can send, too: with ``remote_collectors=group``, it calls every
-    rank's ``update_policy_weights_(policy_or_weights)``; the weights are sent once to each node. Options for shared
-    memory, such as ``apply="map"``, are then refused.
+    rank's ``update_policy_weights_(policy_or_weights)``; the weights are sent once to each node. In that case, options
+    for shared memory, such as ``apply="map"``, are refused.
     """
 
     instead = "leave it out, or have a worker send: init_on_sender(receivers=), init_on_worker(sender=)"

@@ -14,9 +14,9 @@
                t_pause, digests                            fit; the uuid of the GPU on which it can read leaves, or
                                                            empty; the version, forms and digests of the model's
                                                            tensors, or None
-      NEED     version, memory                             its leaves cannot be read: they are on a GPU only; or this
+      NEED     version, memory                             the leaves cannot be read: they are on a GPU only; or this
                                                            memory cannot be opened, and its owner may have ended
-      ROOM, LANDED, STUCK                                  the outcome there, as in ``RelayPlan``
+      ROOM, LANDED, STUCK                                  the outcome in that memory, as in ``RelayPlan``
 
 A *memory* is a ``MemoryName``, or None; a *failure* is a packed error, or None; a *moment* is a time on the machine's
 monotonic clock, in seconds.

@@ -22,7 +22,7 @@ class Ack:
         t_pause: seconds during which readers of the worker's weights were kept out.
         digest: with ``verify="sha256"``, SHA-256 over the digests of the worker's tensors, each in its own dtype.
 
-    The seconds are None for a failed worker, and if the weights arrived by a call or through torch's store.
+    The seconds are None if the worker failed, or if the weights arrived in a call or through torch's store.
     """
 
     status: str
@@ -36,7 +36,7 @@ class Ack:
 
 @dataclass(frozen=True)
 class SyncReport:
-    """Outcome of one version at its workers, and its cost.
+    """The outcome of one version at its workers, and its cost.
 
     Attributes:
         bytes: size of the weights as sent to one worker.

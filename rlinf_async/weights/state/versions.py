@@ -48,7 +48,7 @@ def next_version(last: int, version: int | None = None) -> int:
 
 
 class Judgement(Enum):
-    """Judgement on weights that have reached a receiver."""
+    """The judgement on weights that have reached a receiver."""
 
     APPLY = auto()
     DUPLICATE = auto()
@@ -58,7 +58,7 @@ class Judgement(Enum):
 
 
 class Reception:
-    """Versions at a receiver.
+    """The versions at a receiver.
 
     Attributes:
         version: applied version; 0 before the first.
@@ -129,7 +129,7 @@ class Reception:
 
 
 class Versioned:
-    """Base of receivers whose versions a ``Reception`` tracks."""
+    """The base class of receivers whose versions a ``Reception`` tracks."""
 
     _reception: Reception
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SharedMemTransport(SilentTransport):
-    """Transport that holds each model's registered weights, and the pipes of the workers to notify.
+    """A transport that holds each model's registered weights, and the pipes of the workers to notify.
 
     Within a scheme the workers read the memory that the sender has packed, which
     ``SharedMemWeightSyncScheme.policy_weights`` shows. By itself this transport writes to the registered weights, in
@@ -23,7 +23,7 @@ class SharedMemTransport(SilentTransport):
 
     Args:
         policy_weights: maps each model id to a TensorDict.
-        auto_register: True registers a model when it is first sent, with a copy of the sent weights.
+        auto_register: True to register a model when it is first sent, with a copy of the sent weights.
 
     Raises:
         ValueError: a value is not a TensorDict.

@@ -16,7 +16,7 @@ _METHODS: Final = {
 
 
 class WorkerTransport(CallTransport):
-    """Transport to a worker with a method ``update_policy_weights_(policy_or_weights)`` (TorchRL's RayTransport).
+    """A transport to a worker with a method ``update_policy_weights_(policy_or_weights)`` (TorchRL's RayTransport).
 
     If the method also has a parameter ``version``, it receives the version, and may pass both on to
     ``receiver.apply_weights``. ``model_id`` is not forwarded, because the worker knows its model. ``send_weights`` and
@@ -57,7 +57,7 @@ class WorkerTransport(CallTransport):
 
 
 class WorkerActorTransport(WorkerTransport):
-    """Transport to a model inside a worker, instead of the worker's collector (TorchRL's RayActorTransport).
+    """A transport to a model inside a worker, instead of the worker's collector (TorchRL's RayActorTransport).
 
     It calls the actor's ``_update_weights_tensordict(params=...)`` or ``_update_weights_state_dict(state_dict=...)``. A
     worker group's methods with a leading underscore cannot be called from outside, so for a group the underscore is
@@ -100,13 +100,13 @@ class WorkerActorTransport(WorkerTransport):
 
 
 class RPCTransport(WorkerTransport):
-    """Transport to one worker by remote call: the framework's, or torch.distributed.rpc's.
+    """A transport to one worker by remote calls of this framework or of torch.distributed.rpc.
 
     For a worker of this framework, ``collector_info`` is a group of one rank, whose ``update_policy_weights_`` is
     called. For torch.distributed.rpc, which torch no longer maintains, ``collector_info`` names the process and
     ``collector_rref`` the object in it with which ``collector_class.update_policy_weights_`` is called; if either is
-    missing, a send does nothing. A method with a parameter ``version`` receives the version. Torch cannot cancel a call
-    and runs several in any order; ``receiver.apply_weights``, given the version, refuses older weights.
+    missing, a send does nothing. A method with a parameter ``version`` receives the version. Torch cannot cancel calls,
+    and runs them in any order; ``receiver.apply_weights``, given the version, refuses older weights.
 
     Args:
         timeout: seconds within which the worker must accept the weights.

@@ -23,9 +23,9 @@ _NONE: Final = object()
 
 
 class CallTransport:
-    """Base of transports that call a method; at most one call may be open.
+    """The base class of transports that call a method; at most one call may be open.
 
-    The worker's exception is raised here as itself, and its death as ``WorkerDied``. If the worker's method has a
+    The worker's exception is raised here unchanged, and its death raises ``WorkerDied``. If the worker's method has a
     parameter ``version``, it receives the version of the weights.
 
     Args:
@@ -55,7 +55,7 @@ class CallTransport:
         return None
 
     def call(self, callee: Any, weights: Any, version: int | None = None) -> Any:
-        """Call; return an awaitable, or the result."""
+        """Call the callee; return an awaitable or the result."""
         raise NotImplementedError
 
     def _call(self, weights: Any, version: int | None, timeout: float | None) -> Any:

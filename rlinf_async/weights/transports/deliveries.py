@@ -14,7 +14,7 @@ from rlinf_async.weights.waiting.execution import SyncAdapter
 
 
 class SingleDelivery:
-    """Delivery to one receiver, through any kind of transport."""
+    """A delivery to one receiver, through any kind of transport."""
 
     def __init__(self, name: Hashable, transport: Any) -> None:
         self.names = (name,)
@@ -39,7 +39,7 @@ class SingleDelivery:
         self.has_begun = True
         try:
             await self._within(send, parcel.model_id, parcel.weights, *facts)
-        except Exception as error:  # concerns only this receiver
+        except Exception as error:  # the error concerns only this receiver
             self._error = error
 
     async def end(self) -> dict[Hashable, Exception | None]:
@@ -74,7 +74,7 @@ class SingleDelivery:
 
 
 class GroupDelivery:
-    """Delivery to several ranks of one group in one call, which sends the weights once to each node."""
+    """A delivery to several ranks of one group in one call, which sends the weights once to each node."""
 
     def __init__(self, transports: Mapping[Hashable, CallTransport]) -> None:
         self.names = tuple(transports)

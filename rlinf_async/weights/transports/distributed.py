@@ -29,7 +29,7 @@ _CLOSE_TIMEOUT_S: Final = 10.0
 
 
 class DistributedTransport:
-    """Transport to one worker of a torch.distributed job.
+    """A transport to one worker of a torch.distributed job.
 
     A store announces weights; a private process group carries the packed weights and the answers, because the job's
     default group may be in use, or may not exist. Weights are copied before they are sent. Without a store or a rank,
@@ -252,7 +252,7 @@ class DistributedTransport:
 
 
 class _ThreadCall(Work[Any]):
-    """Blocking call that runs in a thread for as long as it takes."""
+    """A blocking call that runs in a thread for as long as it takes."""
 
     def __init__(self, thread: LazyThread, call: Callable[..., Any], *args: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""``MPTransport``: weights over one end of a ``multiprocessing.Pipe``, in TorchRL's messages."""
+"""``MPTransport``: weights over one end of a ``multiprocessing.Pipe``, in TorchRL's message format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FAILED: Final = "failed"
 
 
 class MPTransport(LinkTransport):
-    """Transport between the sender and one process, over a pipe that both may also use for other messages.
+    """A transport between the sender and one process, over a pipe that both may also use for other messages.
 
     The sender writes ``((model_id, weights), "update_weights")``; the receiver answers ``(None, "updated")``, or
     ``(facts, "failed")`` if it could not apply them. A user's loop may read and write these messages with
@@ -138,7 +138,7 @@ class MPTransport(LinkTransport):
     def check_connection(self) -> bool:
         return not self.pipe.closed
 
-    # -- the link, and notices of it --------------------------------------------------------------------------------
+    # -- the link and its notices -----------------------------------------------------------------------------------
 
     def invite(self, name: str) -> SocketLink:
         if self._link is None:
@@ -156,7 +156,7 @@ class MPTransport(LinkTransport):
             self._look()
 
     def announce(self, version: int) -> None:
-        """Put a notice into the pipe, unless it contains an unread notice or the receiver waits on the link."""
+        """Put a notice into the pipe, unless the pipe contains an unread notice or the receiver waits on the link."""
         link = self._link
         if link is None or link.error is not None or link.mode == OWN:
             return

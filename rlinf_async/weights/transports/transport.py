@@ -12,7 +12,7 @@ from rlinf_async.weights.waiting.execution import at_once
 
 @runtime_checkable
 class TransportBackend(Protocol):
-    """Transport to one receiver (TorchRL's interface).
+    """A transport to one receiver (TorchRL's interface).
 
     In a coroutine, this package's transports start immediately and return a ``Work`` to await; elsewhere they block. A
     user's transports may do either, may be plain blocking code, and may return any awaitable.
@@ -29,7 +29,7 @@ class TransportBackend(Protocol):
         True if ``send_weights`` and ``send_weights_async`` take the version and its time limit in seconds as further
         arguments, and the receiver's transport has an attribute ``version``. Otherwise the receiver counts versions.
     ``nbytes``
-        Size in bytes of the last weights sent, as sent.
+        Size in bytes of the last weights, as sent.
     ``give_up()``
         Abandons the last send; must not wait, because it is called within a loop.
     ``check_connection() -> bool``
@@ -46,7 +46,7 @@ class TransportBackend(Protocol):
 
 
 class LinkTransport:
-    """Transport whose ends share memory, because its link connects a publisher and a subscriber."""
+    """A transport whose ends share memory, because its link connects a publisher and a subscriber."""
 
     _link: Any = None
 
@@ -83,7 +83,7 @@ class LinkTransport:
 
 
 class SilentTransport:
-    """Base of transports that only send."""
+    """The base class of transports that only send."""
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
         """Return None, because weights do not arrive as messages."""

@@ -21,7 +21,7 @@ from rlinf_async.work import Work
 
 
 class ConditionVar:
-    """Condition variable for waits in any loop: ``notify``, from any thread, makes all waits check their conditions.
+    """A condition variable for waits in any loop; ``notify``, from any thread, makes all waits check their conditions.
 
     Args:
         model: name of the weights, for reports on the run.
@@ -50,7 +50,7 @@ class ConditionVar:
             what: description of the awaited event.
         """
         begun = clock.monotonic()
-        with self._lock:  # before the first check, so that later changes are notified
+        with self._lock:  # before the first check, so that no later change is missed
             self._waits += 1
         if what:
             self._awaited.append(what)
@@ -150,7 +150,7 @@ class Reading:
     def __exit__(self, *exc_info: object) -> None:
         self.is_open = False
         if self._token is not None:
-            with contextlib.suppress(ValueError):  # the block may end in another context than it began in
+            with contextlib.suppress(ValueError):  # the block may not end in the context in which it began
                 self._gate._here.reset(self._token)
         self._gate._leave(writes=False)
         self._owner = None  # a task started in the block keeps this object alive through its context
@@ -171,7 +171,7 @@ class Reading:
 
 
 class ReadingGate:
-    """Gate between readers and writers of the weights, for any loop and thread.
+    """A gate between readers and writers of the weights, for any loop and thread.
 
     Args:
         look: called when a reader enters; returns the version, or raises the reader's error.

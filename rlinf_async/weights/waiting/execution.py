@@ -1,4 +1,4 @@
-"""Runners: of coroutines for blocking callers, and of blocking functions in a thread."""
+"""Runners for the coroutines of blocking callers, and for blocking functions in a thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlinf_async.work import Work
 
 
 class SyncAdapter:
-    """Runner for methods that return a ``Work`` in a coroutine and block elsewhere; owns their tasks.
+    """A runner for methods that return a ``Work`` in a coroutine and block elsewhere; it owns their tasks.
 
     In a coroutine, ``run`` starts a task on the running loop. Elsewhere it blocks: the coroutine runs in the calling
     thread, on a loop that this adapter keeps and that is idle between calls. Only one thread at a time may ``run``;
@@ -72,7 +72,7 @@ class SyncAdapter:
             return blocking.runner.run(coroutine, context=contextvars.copy_context())
 
     def release(self) -> None:
-        """Close the loop for blocking calls, unless a call is running on it or about to."""
+        """Close the loop for blocking calls, unless a call is running on it or is about to."""
         blocking = self._blocking
         if blocking.lock.acquire(blocking=False):
             try:
@@ -117,7 +117,7 @@ def _close(runner: asyncio.Runner, process: OwnerProcess) -> None:
 
 
 class Turns:
-    """Coroutines of an adapter that run one at a time, in order, even if some are cancelled."""
+    """The coroutines of an adapter that run one at a time, in order, even if some are cancelled."""
 
     def __init__(self, adapter: SyncAdapter) -> None:
         self._adapter = adapter
@@ -184,7 +184,7 @@ class ProcessEnds(ClosedError):
 
 
 class WorkerThread:
-    """Runner of functions, one at a time, in a thread that is started on demand.
+    """A runner for functions, one at a time, in a thread that is started on demand.
 
     Attributes:
         label: the thread's name.

@@ -1,4 +1,5 @@
-"""Ownership of threads, loops and memory: ``OwnerProcess`` names an object's process, ``on_drop`` releases it."""
+"""Ownership of threads, loops and memory: ``OwnerProcess`` identifies an object's process, and ``on_drop`` releases the
+resources of a dropped object."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from rlinf_async.errors import ForkedProcessError
 
 
 class OwnerProcess:
-    """The process that created an object; the copies in its forked children lack the threads and loops."""
+    """The process that created an object; copies of the object in forked children lack its threads and loops."""
 
     def __init__(self) -> None:
         self.pid = process.pid
@@ -30,7 +31,7 @@ _resettable: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 
 
 def reset_in_children(thing: Any) -> None:
-    """Call ``thing._reset()`` in each forked child, because threads missing there may hold its locks."""
+    """Call ``thing._reset()`` in each forked child, because threads of the parent may hold its locks."""
     _resettable.add(thing)
 
 
@@ -43,7 +44,8 @@ os.register_at_fork(after_in_child=_reset_all)
 
 
 def on_drop(owner: Any, what: str, *releases: Callable[[], object]) -> Callable[[], object]:
-    """Call functions when the owner is dropped; return a function that cancels this. None may reference the owner.
+    """Call functions when the owner is dropped; return a function that cancels this. No function may reference the
+    owner.
 
     Args:
         what: description of the owner for a ``ResourceWarning``; empty for no warning.
