@@ -100,7 +100,7 @@ class SocketWriter:
             hold: send the frame together with the next frame that is not held.
             now: always send the frame immediately if the socket accepts it.
             on_sent: called, on any thread, once the kernel has the whole frame, which then arrives even if this process
-            dies.
+                dies.
 
         Raises:
             ValueError: the frame has more than ``MAX_FRAME_BYTES`` bytes.

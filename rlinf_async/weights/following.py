@@ -38,13 +38,13 @@ def follow(
         name: name of the weights, as given to ``publish``.
         timeout: seconds that entering waits for version 1 once the group exists.
         apply: ``"copy"`` overwrites the model's tensors; ``"map"`` remaps them to the shared memory that the trainer
-        has written, which must not be modified.
+            has written, which must not be modified.
         verify: as for ``publish``; use the same value on both sides.
         strict_dtype: refuse weights whose dtype differs from the model's instead of casting them.
         strip_prefix: prefix to remove from the names of the model's tensors, such as ``"_orig_mod."``.
         rename: maps the model's tensor or module names to the trainer's; a dict or a function.
         shard: ``(mesh, placements)`` of plain tensors that are this rank's shards, or a function of (name, tensor) that
-        returns them; DTensors need none.
+            returns them; DTensors need none.
         ack_timeout: seconds that this side waits for the trainer's answers (60).
 
     Returns:

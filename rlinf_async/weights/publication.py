@@ -39,24 +39,24 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
 
     Args:
         model: a module, a TensorDict, a nested dict of tensors, or a function. If it is sharded (FSDP, DTensor), every
-        rank of the trainer publishes it, and rank 0 sends the combined weights; for other models, ranks other than 0 do
-        nothing. A function that returns an iterator of ``(name, tensor)`` is called on every rank for each version,
-        twice for the first; rank 0 sends the tensors that it yields there.
+            rank of the trainer publishes it, and rank 0 sends the combined weights; for other models, ranks other than
+            0 do nothing. A function that returns an iterator of ``(name, tensor)`` is called on every rank for each
+            version, twice for the first; rank 0 sends the tensors that it yields there.
         to: name or names of groups. A group may be launched later, and relaunched under the same name.
         name: name of the weights, the same at both ends; needed if a worker publishes or follows several models.
         apply: ``"copy"``, or ``"map"`` if followers use ``"map"``.
         slots: number of versions kept in shared memory, 2 to 64; each takes the size of the weights.
         transport_dtype: dtype in which floating-point tensors are sent, ``torch.bfloat16`` or its name, or a function
-        of (name, dtype); by default each tensor's own dtype.
+            of (name, dtype); by default each tensor's own dtype.
         verify: ``"sha256"`` lets the trainer check followers' models after each applied version.
         select: ``"trainable"`` omits tensors without gradients; or a function of (name, tensor); by default ``"all"``.
         strip_prefix: prefix to remove from the names of the model's tensors, such as ``"module."``.
         rename: dict from the model's names of tensors or modules to transport names; or a function.
         ack_timeout: seconds within which followers must apply a version (60).
         behind: number of earlier versions that may be pending when a version is sent (2). Followers take the newest
-        version and skip the others. The log and ``delivered()`` name a follower that lags further behind, and neither
-        the trainer nor other followers wait for it. With 0, a send waits until the previous version is delivered, so
-        followers skip none.
+            version and skip the others. The log and ``delivered()`` name a follower that lags further behind, and
+            neither the trainer nor other followers wait for it. With 0, a send waits until the previous version is
+            delivered, so followers skip none.
 
     Experiences ``of`` this group use the same version number (``Experience.create(of=)``).
 
@@ -136,7 +136,8 @@ class Publication(Scope):
 
         Raises:
             DeadlineExceeded, PeerLost, Exception: an earlier version could not be applied somewhere, a group does not
-            exist, or a follower has ended; with ``behind=0`` also: a follower was late. Nothing was sent. Each error is
+                exist, or a follower has ended; with ``behind=0`` also: a follower was late. Nothing was sent. Each
+                error is
             raised only once: here, by ``delivered`` or on leaving the block.
             WeightMismatch, ValueError: as for ``Publisher.publish``.
         """
@@ -192,7 +193,7 @@ class Publication(Scope):
 
         Args:
             timeout: seconds to wait; by default ranks have ``ack_timeout`` to follow once their group exists, and
-            followers have the time limit with which the version was sent.
+                followers have the time limit with which the version was sent.
 
         Returns:
             A ``SyncReport`` with names like ``"rollout:0"``, which omits followers that have left. Ranks that do not

@@ -106,7 +106,7 @@ class StoreMail:
 
         Raises:
             DeadlineExceeded: no answer arrived in time. Whatever the receiver does with the message, the next message
-            uses another connection.
+                uses another connection.
             PeerLost: the connection broke.
             ClosedError: the call was interrupted.
             RemoteError: the receiver could not receive or apply the message; the error says why.

@@ -49,7 +49,7 @@ class WeightLink:
         node: number of the other side's machine; None for this machine, where memory can be shared.
         is_here: True if the other side is known to be in this process.
         address: plain data by which a third process can reach the other side over the same kind of link; None if
-        impossible.
+            impossible.
         opened: settled once the other side is found and ``node`` is known; fails if the other side is not found.
         error: the error that ended the link; None while the link is open.
     """

@@ -45,7 +45,7 @@ class Gpus(Protocol):
 
         Args:
             after: marks after which the copies start on each GPU, in addition to this thread's earlier work. A mark of
-            None does not wait at all; a GPU without a mark finishes all its work first.
+                None does not wait at all; a GPU without a mark finishes all its work first.
         """
 
     def follow(self, marks: Marks) -> None:

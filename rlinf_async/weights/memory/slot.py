@@ -67,7 +67,7 @@ class SlotHeader(NamedTuple):
         version: version of the weights.
         extra: size in bytes of the values other than tensors.
         places: places of the leaves, ``IN_SLOT`` and ``ON_GPU``, with the flag ``PUBLISHED``; leaves that are not in
-        the slot use none of its memory.
+            the slot use none of its memory.
     """
 
     digest: bytes

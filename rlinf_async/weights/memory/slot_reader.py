@@ -45,7 +45,7 @@ class SlotReader(Slot):
 
     Raises:
         MemoryGone: this process cannot open the slot, because its owner has exited, or runs on another machine, in
-        another PID namespace or as another user.
+            another PID namespace or as another user.
     """
 
     def __init__(self, name: MemoryName, manifest: Manifest, layout: SlotLayout) -> None:

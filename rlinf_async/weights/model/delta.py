@@ -137,7 +137,7 @@ def encode(
     Args:
         manifest: layout of both versions.
         base: one-dimensional uint8 tensor of at least ``manifest.nbytes``; without a base, the delta contains all of
-        ``new``.
+            ``new``.
         new: the new version in the same form, or as a model's tensors, on the same device.
         piece: size of a piece, a multiple of 256.
         snapshot: memory to which the new version is also copied while it is in the cache; may be the base.

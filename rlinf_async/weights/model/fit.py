@@ -208,7 +208,7 @@ class Fit:
 
         Raises:
             WeightMismatch: tensors that are tied in the destination would get different values; or a value other than a
-            tensor has the key of a tensor, or has no place in the destination.
+                tensor has the key of a tensor, or has no place in the destination.
         """
         problems = [
             f"{_both(one, other)} are tied in the destination, and their values differ: tie them in the weights too, "

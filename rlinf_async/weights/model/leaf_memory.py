@@ -17,7 +17,7 @@ class LeafMemory:
     Args:
         manifest: layout and dtypes.
         tensors: the leaves' tensors in the manifest's order, contiguous and with the leaves' shapes. Reading casts to
-        the transport dtype; writing requires tensors of that dtype.
+            the transport dtype; writing requires tensors of that dtype.
         device: device for assembled sections.
     """
 

@@ -69,7 +69,7 @@ class Manifest:
         Args:
             tree: tensors; only their shapes and dtypes are read.
             transport_dtype: dtype of floating-point tensors in memory, its name, or a function of (dotted name, dtype),
-            which may return None for no cast. Integers and booleans are never cast.
+                which may return None for no cast. Integers and booleans are never cast.
 
         Raises:
             WeightMismatch: a tensor is not dense, or has no memory at all.
@@ -145,7 +145,7 @@ class Manifest:
 
         Args:
             memory: at least ``nbytes`` writable bytes, whose start is a multiple of 16: a one-dimensional uint8 tensor
-            on any device, or an object with the buffer protocol.
+                on any device, or an object with the buffer protocol.
 
         Raises:
             ValueError: the memory is too small, misaligned, or does not consist of bytes.

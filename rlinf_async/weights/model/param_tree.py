@@ -56,17 +56,17 @@ class ParamTree:
 
         Args:
             source: a module (its parameters, persistent buffers and extra state, with ``state_dict`` hooks), a
-            TensorDict, a dict with dotted or nested keys, or a ParamTree. In dicts, arrays and numbers count as
-            tensors.
+                TensorDict, a dict with dotted or nested keys, or a ParamTree. In dicts, arrays and numbers count as
+                tensors.
             select: ``"all"``; ``"trainable"``, which omits parameters that do not require a gradient; or a function of
-            (dotted name, value).
+                (dotted name, value).
             rename: assigns other paths to the selected values, unless the source is a ParamTree.
 
         Raises:
             ValueError: the source has an unsupported type, or contains a lazy layer without a shape or an array that
-            torch rejects.
+                torch rejects.
             WeightMismatch: (a KeyError) a key is not a string, two keys mean the same path, or one path is a prefix of
-            another.
+                another.
         """
         if isinstance(source, ParamTree):
             found = dict(source.items()) | source.extra

@@ -175,7 +175,7 @@ class Places:
 
     Attributes:
         tensors: maps each path to its tensors' places, several if stack members share the path. A tied tensor is listed
-        at each of its paths.
+            at each of its paths.
         refused: maps each unwritable path to the reason.
         holders: ``(owner, key, holder)`` of each module and mapping below the top level.
         stacks: lazy stacks with their members.

@@ -93,14 +93,14 @@ def plan_update(destination: Any, weights: Any, *, strict_dtype: bool = False) -
 
     Args:
         destination: a module (parameters, all buffers, extra state), a dict with nested or dotted keys, or a
-        TensorDict.
+            TensorDict.
         weights: a dict with nested or dotted keys, a TensorDict or a ParamTree, which may lack some of the
-        destination's keys. None is an empty update.
+            destination's keys. None is an empty update.
         strict_dtype: refuse other dtypes instead of casting them.
 
     Raises:
         WeightMismatch: (a KeyError) a key is unknown; a tensor has another shape, or a dtype of another kind (floating
-        point for integer, complex for real); or a tied tensor has two values.
+            point for integer, complex for real); or a tied tensor has two values.
         ValueError: the destination or the weights have an unsupported type.
     """
     if weights is None:

@@ -187,7 +187,7 @@ class Applying:
 
         Args:
             is_copy: True in a forked child, where the parent's readers and lock holders do not run. Mapped tensors
-            stay, because torch's threads that would copy them exist only in the parent.
+                stay, because torch's threads that would copy them exist only in the parent.
         """
         self._is_closed = True
         if is_copy:

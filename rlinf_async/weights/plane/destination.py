@@ -36,7 +36,7 @@ class Destination:
 
     Args:
         find: function that returns the destination, which may change between versions, or raises an error that says why
-        there is none.
+            there is none.
         maps: remap tensors to the sender's memory instead of overwriting them.
         strict_dtype: refuse to cast.
         naming: mapping from the destination's names to the sender's.

@@ -62,7 +62,7 @@ class Publisher:
 
     Args:
         source: module, TensorDict or dict whose names, shapes and dtypes are announced; by default the first source
-        passed to ``publish``.
+            passed to ``publish``.
         model_id: name of the weights in errors.
         apply: ``"copy"`` or ``"map"``, as at the receivers; determines the number of slots.
         slots: number of versions kept in memory; by default 2 for ``"copy"`` and 3 for ``"map"``.
@@ -73,8 +73,8 @@ class Publisher:
         naming: maps the source's names to transport names.
         chain_from: size in bytes above which receivers' machines forward a version to each other; by default 64 MiB.
         behind: number of earlier versions that may be pending when a version is published. If a receiver lacks more
-        than that, its oldest pending versions count as failed, and the log names the receiver. With 0, only one version
-        is pending at a time.
+            than that, its oldest pending versions count as failed, and the log names the receiver. With 0, only one
+            version is pending at a time.
         gpus: interface to the GPUs.
     """
 
@@ -239,7 +239,7 @@ class Publisher:
             timeout: seconds within which receivers must answer; by default ``ack_timeout``.
             call: result of ``next_call``, if the caller has already counted this call.
             deliveries: further receivers, which get the version as a message. If no other receiver gets the version, it
-            is not packed.
+                is not packed.
 
         Returns:
             A handle that awaits all receivers; with deliveries, call ``collect`` first.

@@ -39,7 +39,7 @@ class ReceiverTable:
         fill: called when a receiver needs the latest version in its slot; must result in a call to ``filled``.
         chain_from: size in bytes above which machines forward a version to each other.
         verify: called with a receiver that has applied a version, and its digests; must result in a call to
-        ``verified``.
+            ``verified``.
         ahead: True if versions are published while others are pending.
 
     Attributes:

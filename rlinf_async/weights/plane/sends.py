@@ -72,7 +72,7 @@ class Sends:
         Args:
             timeout: seconds that this call waits.
             patience: seconds to wait for receivers that were added later, if ``timeout`` is None. None does not wait
-            for them, and includes receivers that have left.
+                for them, and includes receivers that have left.
 
         Raises:
             DeadlineExceeded: some receivers have not answered; the error names them, and the version is still pending.

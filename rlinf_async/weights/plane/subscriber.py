@@ -57,13 +57,13 @@ class Subscriber(Versioned):
     Args:
         link: link to the sender; None if weights arrive only through ``accept``.
         destination: a module, nested dicts of tensors, or a TensorDict, whose tensors receive the weights; or a
-        function that is called with ``{path: tensor}`` and must not keep the tensors; None discards the weights.
+            function that is called with ``{path: tensor}`` and must not keep the tensors; None discards the weights.
         apply: ``"copy"`` overwrites the tensors. ``"map"`` remaps them to the sender's memory; writing to them
-        afterwards crashes the process or, on a GPU, changes what other receivers see.
+            afterwards crashes the process or, on a GPU, changes what other receivers see.
         verify: ``"sha256"`` sends digests of the destination to the sender.
         ack_timeout: seconds to wait for readers to leave before a version is applied.
         find: function that returns the destination, which may change between versions, or raises an error that says why
-        there is none.
+            there is none.
         strict_dtype: refuse weights whose dtype differs from the destination's instead of casting them.
         naming: mapping from the destination's names to the sender's.
         shard: mesh and placements of plain tensors that are shards; see ``Fit``.
@@ -266,7 +266,7 @@ class Subscriber(Versioned):
 
         Raises:
             WeightMismatch, Exception: the version could not be applied; the sender gets the same error, and the last
-            version stays.
+                version stays.
             PeerLost: the sender has ended, and no version is left to apply.
             ForkedProcessError: this process is a forked child of the owner.
         """
@@ -437,7 +437,7 @@ class Subscriber(Versioned):
 
         Args:
             version: number of the weights; None keeps the number if a sender on the link counts versions, otherwise
-            uses the next number.
+                uses the next number.
             sender: identity of the sender, if known.
 
         Returns:

@@ -73,7 +73,7 @@ class RPCWeightSyncScheme(CallingScheme):
         """
         Args:
             pipe_or_context: a group of one rank, or torch's ``(collector_info, collector_rref, collector_class)``; None
-            for no worker.
+                for no worker.
 
         Raises:
             ConfigError: the argument is something else, which cannot be called.
@@ -148,7 +148,7 @@ class WorkerModuleTransformScheme(CallingScheme):
     Args:
         strategy: ``"tensordict"`` or ``"state_dict"``.
         options: ``ack_timeout`` and ``strict_dtype``. Others, such as ``apply="map"``, are refused, because a call
-        copies its argument.
+            copies its argument.
 
     Raises:
         ConfigError: ``init_on_sender`` was given several workers, none of which is the host.

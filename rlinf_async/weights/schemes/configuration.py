@@ -41,7 +41,7 @@ class Configuration(metaclass=abc.ABCMeta):
 
         Args:
             weights: a module, whose weights are extracted; a module's path in the context; None for the context's model
-            ``model_id``; or extracted weights, which are returned unchanged.
+                ``model_id``; or extracted weights, which are returned unchanged.
 
         Returns:
             The weights; None if none were given and the context has no model.

@@ -53,7 +53,7 @@ class DistributedWeightSyncScheme(WeightSyncScheme):
         backend: ``"gloo"`` or ``"nccl"``.
         sync: accepted for TorchRL's callers; a send always waits until the workers have the bytes.
         options: ``ack_timeout``; ``transport_dtype``; ``strict_dtype``; ``apply``, where ``"map"`` maps a worker's
-        tensors to the memory in which the weights arrived. Options for shared memory are refused.
+            tensors to the memory in which the weights arrived. Options for shared memory are refused.
 
     Raises:
         ConfigError: an option would have no effect here.

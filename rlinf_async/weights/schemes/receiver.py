@@ -121,7 +121,7 @@ class WeightReceiver(Versioned):
 
         Raises:
             ValueError: there is no model; the weights belong to another model; or the model has a later version, or
-            another sender's version with that number.
+                another sender's version with that number.
             DeadlineExceeded: readers have not left within ``ack_timeout``.
             Exception: the weights do not fit. The sender gets each of these errors, too; the model is unchanged.
         """
@@ -186,10 +186,10 @@ class WeightReceiver(Versioned):
 
         Args:
             weights: the weights; or a notice that a sender has put into a pipe. In that case, the call returns once the
-            notice's version, or a later one, has been applied.
+                notice's version, or a later one, has been applied.
             version: version of the weights, if they arrive only through calls; a repeated version is acknowledged but
-            not applied. The default is one more than the last, but if a sender on a link counts versions, the number
-            stays the same.
+                not applied. The default is one more than the last, but if a sender on a link counts versions, the
+                number stays the same.
 
         Raises:
             ValueError: there is no model; the model has a later version.

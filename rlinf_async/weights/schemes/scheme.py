@@ -93,7 +93,7 @@ class WeightSyncScheme(Configuration):
             model_id: id of the model: its path from the context, such as ``"policy"``.
             context: object with the model and the connections to the workers as attributes; held weakly.
             kwargs: the same values if there is no context; each scheme documents its own. ``source_model`` (or
-            ``model``) is the model that ``send()`` sends by default, if the context has none.
+                ``model``) is the model that ``send()`` sends by default, if the context has none.
 
         Raises:
             ValueError: there are no workers.
@@ -111,7 +111,7 @@ class WeightSyncScheme(Configuration):
 
         Args:
             model_id: as at the sender; the worker's model is looked up under that path when weights are applied, unless
-            the context's ``get_model`` or ``model=`` provides it.
+                the context's ``get_model`` or ``model=`` provides it.
             context, kwargs: as at the sender.
 
         Raises:

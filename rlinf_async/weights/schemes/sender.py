@@ -122,7 +122,7 @@ class WeightSender(WorkerRoster):
         Raises:
             RuntimeError: an earlier send has not ended.
             ValueError: a worker is not registered, there is nothing to send, or a number is out of range. Nothing was
-            sent to any worker.
+                sent to any worker.
             TypeError: a version or timeout is not a number.
             DeadlineExceeded, PeerLost, Exception: a worker's error, whose notes name all failed workers.
         """
@@ -180,7 +180,7 @@ class WeightSender(WorkerRoster):
         Raises:
             RuntimeError: nothing is pending.
             DeadlineExceeded, PeerLost, Exception: as for ``send``. After a wrong acknowledgement, the send is still
-            pending and may be awaited again.
+                pending and may be awaited again.
         """
         self._check_open()
         if self._pending is None:

@@ -30,25 +30,25 @@ class SyncOptions:
     Args:
         apply: ``"copy"`` overwrites a receiver's tensors. ``"map"`` remaps them to the memory that the sender has
         written: nothing is copied, and writing to them crashes the process or, on a GPU, changes what other receivers
-        see. If the model is not on the sender's GPU, its weights are copied nevertheless. With
-        ``DistributedWeightSyncScheme``, tensors are remapped to the memory in which the weights arrived. Weights passed
-        as a call's argument are always copied.
+            see. If the model is not on the sender's GPU, its weights are copied nevertheless. With
+            ``DistributedWeightSyncScheme``, tensors are remapped to the memory in which the weights arrived. Weights
+            passed as a call's argument are always copied.
         slots: number of versions kept in memory, at most 64; by default 2 for ``"copy"``, 3 for ``"map"``.
         transport_dtype: dtype in which floating-point tensors are sent: a dtype, its name, or a function of (name,
-        dtype); None keeps each tensor's dtype.
+            dtype); None keeps each tensor's dtype.
         behind: for ``publish``: number of earlier versions that may be pending when one is sent, up to 62; by default
-        2.
+            2.
         ack_timeout: seconds within which a receiver must apply an update.
         verify: with ``"sha256"``, receivers hash their models' tensors after applying a version, and the sender
-        compares the digests with its own; set it at both ends.
+            compares the digests with its own; set it at both ends.
         select: ``"all"``; ``"trainable"``, which omits parameters that do not require a gradient; or a function of
-        (name, tensor), which receives a module's parameters themselves.
+            (name, tensor), which receives a module's parameters themselves.
         strict_dtype: a receiver refuses weights whose dtype differs from its tensors'; by default it casts them, as
-        ``copy_`` does, if ``torch.can_cast`` allows it.
+            ``copy_`` does, if ``torch.can_cast`` allows it.
         strip_prefix: prefix to remove from this side's tensor names: ``"module."``.
         rename: dict from this side's tensor names to transport names; or a function of these names.
         shard: ``(mesh, placements)`` of a receiver's plain tensors that are shards; or a function of (name, tensor)
-        that returns them, or None for a whole tensor."""
+            that returns them, or None for a whole tensor."""
 
     apply: str = "copy"
     slots: int | None = None

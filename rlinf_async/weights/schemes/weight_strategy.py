@@ -25,9 +25,9 @@ class WeightStrategy:
 
     Args:
         extract_as: ``"tensordict"`` or ``"state_dict"``; ``apply_weights`` recognises the form of its weights. If the
-        package tensordict is not installed, nested dicts replace TensorDicts.
+            package tensordict is not installed, nested dicts replace TensorDicts.
         keep_vars: as for torch's ``state_dict``: include the parameters themselves, which show whether they are
-        trained, instead of detached tensors.
+            trained, instead of detached tensors.
         strict_dtype: ``apply_weights`` refuses dtypes that differ from the destination's instead of casting.
 
     Raises:
@@ -86,7 +86,7 @@ class WeightStrategy:
         Args:
             destination: a module, a TensorDict, or a dict of tensors with dotted or nested keys.
             weights: a TensorDict, or a dict with dotted or nested keys. None has no effect, and neither does a notice,
-            whose weights the receiver applies.
+                whose weights the receiver applies.
 
         Raises:
             WeightMismatch: (a KeyError) a key is unknown, or a shape or the kind of a dtype differs.

@@ -115,8 +115,8 @@ class WorkerWeightSyncScheme(CallingScheme):
 
         Args:
             kwargs: in a worker, ``receivers``: the name of a group, meaning all its current ranks, or a list of
-            ``(group, rank)``, in the order of the workers' ids. Elsewhere ``remote_collectors``: a worker group, or a
-            list of groups of one rank. In both cases ``source_model``.
+                ``(group, rank)``, in the order of the workers' ids. Elsewhere ``remote_collectors``: a worker group, or
+                a list of groups of one rank. In both cases ``source_model``.
 
         Raises:
             ValueError: neither was given.

@@ -24,7 +24,7 @@ class WorkerTransport(CallTransport):
 
     Args:
         remote_collector: the worker: a group of one rank, ``group[3]``, or any object with that method. Without a
-        worker, a send does nothing.
+            worker, a send does nothing.
         tensor_transport: accepted for TorchRL's callers; the framework chooses how tensors are sent.
         timeout: seconds within which the worker must accept the weights.
     """

@@ -91,7 +91,7 @@ class DistributedTransport:
         Args:
             version: version of the weights; by default one more than the last.
             timeout: seconds for this message; by default the transport's timeout. After a cancellation or a close, the
-            caller does not wait for the worker, even if the worker has stopped.
+                caller does not wait for the worker, even if the worker has stopped.
 
         Raises:
             DeadlineExceeded: the worker has not answered in time.
