@@ -13,5 +13,5 @@ monotonic: Callable[[], float] = time.monotonic
 
 
 def rest(timeout: float | None, begun: float) -> float | None:
-    """Return the seconds left of a timeout that began at ``begun``, in milliseconds; None if there is no timeout."""
+    """Return the seconds left of a timeout that began at ``begun``, to the millisecond; None if there is no timeout."""
     return None if timeout is None else max(0.0, round(float(timeout) - (monotonic() - begun), 3))

@@ -92,7 +92,7 @@ def _wait_of(frames: Sequence[FrameType]) -> Doing | None:
     outermost = inside[0]
     before = frames[: len(frames) - len(inside)]
     if not before or code_of(before[-1].f_code.co_filename) is not Code.USERS:
-        return None  # a package waits for work, for its own processes or for a device
+        return None  # library code is waiting, for work, its own processes or a device
     if (owner := outermost.f_locals.get("self")) is None:
         return None  # concurrent.futures.wait(): another process may complete the futures
     kind, method = type(owner).__name__, outermost.f_code.co_name

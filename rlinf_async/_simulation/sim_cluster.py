@@ -275,7 +275,7 @@ class SimCluster:
         return worker is not None
 
     def starve(self, group: str, rank: int, seconds: float) -> bool:
-        """Drop every descriptor sent to a rank for some seconds; return False if the rank has no process."""
+        """For ``seconds`` seconds, drop every descriptor sent to a rank; return False if the rank has no process."""
         worker = self.find(group, rank)
         self.scheduler.note("fault", f"{group}:{rank} gets no descriptors for {seconds:g} s")
         if worker is not None:

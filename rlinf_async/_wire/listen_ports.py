@@ -46,7 +46,7 @@ def listening_sockets(address: str, ports: Sequence[int] | None, what: str) -> I
     for port in [*(ports or ())[first:], *(ports or ())[:first]]:
         if (mark := promise(port)) is None:
             continue
-        with mark:  # held until the caller continues, because a library may bind the port again
+        with mark:  # held until the caller resumes this generator: a library may rebind the port meanwhile
             try:
                 listener = _listening(address, port)
             except OSError as error:

@@ -139,9 +139,10 @@ class DirectCallers:
     def _report(self) -> None:
         self._is_armed = False
         answered = [self._answered.popleft() for _ in range(len(self._answered))]
-        # Test each socket once for all its answers, because a test after each answer would flush every answer
-        # separately. Until an answer has been sent, the daemon must answer if the worker dies. A call whose answer
-        # waits for room is reported by its caller. tests/_worker/test_direct_callers.py::
+        # Check each socket for unsent data once, after all its answers; a check after each answer would flush every
+        # answer separately. Until an answer has actually been sent, the daemon must be able to answer if the worker
+        # dies, so the caller, not this worker, reports a call whose answer is still in a buffer.
+        # tests/_worker/test_direct_callers.py::
         # test_no_answer_is_written_by_itself_for_the_sake_of_the_report
         ways = {call.direct for call in answered if call.direct is not None and call.came_at is not None}
         behind = {way for way in ways if way.is_behind()}

@@ -101,7 +101,7 @@ class PatchWeightSyncer(WeightSyncer):
         self._check_rank(tree, call)
         if self._sends and recv is None:
             raise ValueError("a patch syncer's sender needs recv=: the receiver says what it has")
-        # A receiver sends its description to every rank except those that were declared to only gather.
+        # A receiver sends its description to every rank except those declared gather-only.
         hello = await recv() if recv is not None and is_sender is not False else None
         dtypes = {} if hello is None else _receivers_dtypes(tree, everything, hello)
         self._manifest = Manifest.of(tree, lambda name, _: dtypes.get(name))

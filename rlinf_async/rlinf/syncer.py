@@ -230,7 +230,7 @@ class WeightSyncer:
             )
         self._sends = has_all if self._is_sender is None else self._is_sender
         if self._gathers:
-            call.found_sharded()  # before every check that may fail on this rank alone
+            call.found_sharded()  # before any check that could fail on this rank alone
 
     def _select(self, state_dict: Mapping[str, Any], names: Collection[str] | None) -> ParamTree:
         """Return the tensors with the given keys; raise WeightMismatch if a key is missing."""

@@ -53,7 +53,7 @@ class Why(StrEnum):
 
 
 class Liveness:
-    """The live activities of one report, with the reasons.
+    """The activities of one report that are live, and why each is.
 
     Args:
         earlier: liveness in the previous report; None if there is none.
@@ -61,7 +61,7 @@ class Liveness:
         stopped_go_on: True if stopped processes count as alive.
 
     Attributes:
-        anyone: True if a live or unknown activity may take any action that is possible in the run.
+        anyone: True if some live or unknown activity may take any of the run's possible actions.
         child: child process that may act in the run, with its parent; None if there is none.
         hopeless: nodes that are not ``alive``, except idle nodes.
     """

@@ -1,4 +1,4 @@
-"""The link between a publisher and one receiver, which carries messages, and tensors to other machines.
+"""The link between a publisher and one receiver. It carries messages and, between machines, tensors.
 
 A message is a list of plain data (numbers, strings, bytes, lists, None), a few hundred bytes long, without weights. A
 link keeps messages until it has a listener, and has no loop of its own: the thread that reads a message delivers it.

@@ -56,15 +56,15 @@ class Publisher:
     called has finished. Receivers on this machine that use the same GPU read them there; all others get them through
     shared memory. If CUDA refuses, the publisher logs this once and packs all weights in CPU memory.
 
-    With sharded weights (FSDP, DTensor), every rank has a publisher, and rank 0's publisher has all receivers. The
+    With sharded weights (FSDP, DTensor), every rank has a publisher, and only rank 0's publisher is linked to receivers. The
     ranks publish together: shards go straight to their places in rank 0's shared memory, and no other rank ever holds
     whole tensors. A rank that does not take part keeps the others waiting until torch's process group times out.
 
     Args:
         source: module, TensorDict or dict whose names, shapes and dtypes are announced; by default the first source
             passed to ``publish``.
-        model_id: name of the weights in errors.
-        apply: ``"copy"`` or ``"map"``, as at the receivers; determines the number of slots.
+        model_id: name of the weights in error messages.
+        apply: ``"copy"`` or ``"map"``; must match the receivers' setting, and determines the number of slots.
         slots: number of versions kept in memory; by default 2 for ``"copy"`` and 3 for ``"map"``.
         transport_dtype: dtype in which floating-point tensors are sent, or a function of (name, dtype).
         ack_timeout: seconds within which receivers must answer.
@@ -72,8 +72,8 @@ class Publisher:
         select: ``"all"``, ``"trainable"``, or a function of (name, tensor).
         naming: maps the source's names to transport names.
         chain_from: size in bytes above which receivers' machines forward a version to each other; by default 64 MiB.
-        behind: number of earlier versions that may be pending when a version is published. If a receiver lacks more
-            than that, its oldest pending versions count as failed, and the log names the receiver. With 0, only one
+        behind: number of earlier versions that may be pending when a version is published. If a receiver falls
+            further behind, its oldest pending versions count as failed, and the log names the receiver. With 0, only one
             version is pending at a time.
         gpus: interface to the GPUs.
     """

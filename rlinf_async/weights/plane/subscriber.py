@@ -401,7 +401,7 @@ class Subscriber(Versioned):
                 pause = self.pause_s = await applying.apply(leased)
             finally:
                 applying.leases.release(leased.reader)
-            self._changes.notify()  # wake waits now: the next version may have to wait for readers
+            self._changes.notify()  # wake the waiters now: readers may hold up the next version
         except Exception as error:
             self._acknowledge(pack_error(error))
             self._check_open()  # a closed subscriber has no memory, so any error is possible

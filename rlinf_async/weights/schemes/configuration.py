@@ -34,7 +34,7 @@ class Configuration(metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def create_transport(self, pipe_or_context: Any) -> TransportBackend:
-        """Return the transport to one worker, or from the sender; each scheme documents its argument."""
+        """Create the sender's transport to one worker, or a worker's transport; each scheme documents the argument."""
 
     def prepare_weights(self, weights: Any, model_id: str, strategy: WeightStrategy, context: Any = None) -> Any:
         """Return the weights that ``send(weights)`` sends.

@@ -221,7 +221,7 @@ def copied(weights: Any) -> Any:
             return same
         if isinstance(value, Mapping):
             return {key: copy_of(part) for key, part in value.items()}
-        # Torch's own copy of a parameter refuses sparse parameters and ignores ties to other tensors.
+        # Torch's own deep copy of a parameter rejects sparse parameters and loses ties to other tensors.
         found = value.parameters() if isinstance(value, nn.Module) else ()
         memo = {id(each): nn.Parameter(clone(each), each.requires_grad) for each in found if not is_lazy(each)}
         return copy.deepcopy(value, memo)
