@@ -56,8 +56,8 @@ class Publisher:
     called has finished. Receivers on this machine that use the same GPU read them there; all others get them through
     shared memory. If CUDA refuses, the publisher logs this once and packs all weights in CPU memory.
 
-    With sharded weights (FSDP, DTensor), every rank has a publisher, and only rank 0's publisher is linked to receivers. The
-    ranks publish together: shards go straight to their places in rank 0's shared memory, and no other rank ever holds
+    With sharded weights (FSDP, DTensor), every rank has a publisher, and only rank 0's publisher is linked to receivers.
+    The ranks publish together: shards go straight to their places in rank 0's shared memory, and no other rank ever holds
     whole tensors. A rank that does not take part keeps the others waiting until torch's process group times out.
 
     Args:
@@ -73,8 +73,8 @@ class Publisher:
         naming: maps the source's names to transport names.
         chain_from: size in bytes above which receivers' machines forward a version to each other; by default 64 MiB.
         behind: number of earlier versions that may be pending when a version is published. If a receiver falls
-            further behind, its oldest pending versions count as failed, and the log names the receiver. With 0, only one
-            version is pending at a time.
+            further behind, its oldest pending versions count as failed, and the log names the receiver. With 0, only
+            one version is pending at a time.
         gpus: interface to the GPUs.
     """
 
