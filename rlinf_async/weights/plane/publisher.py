@@ -56,9 +56,10 @@ class Publisher:
     called has finished. Receivers on this machine that use the same GPU read them there; all others get them through
     shared memory. If CUDA refuses, the publisher logs this once and packs all weights in CPU memory.
 
-    With sharded weights (FSDP, DTensor), every rank has a publisher, and only rank 0's publisher is linked to receivers.
-    The ranks publish together: shards go straight to their places in rank 0's shared memory, and no other rank ever holds
-    whole tensors. A rank that does not take part keeps the others waiting until torch's process group times out.
+    With sharded weights (FSDP, DTensor), every rank has a publisher, and only rank 0's publisher is linked to
+    receivers. The ranks publish together: shards go straight to their places in rank 0's shared memory, and no other
+    rank ever holds whole tensors. A rank that does not take part keeps the others waiting until torch's process group
+    times out.
 
     Args:
         source: module, TensorDict or dict whose names, shapes and dtypes are announced; by default the first source
