@@ -240,6 +240,23 @@ async def test_a_connection_that_comes_in_the_moment_of_a_close_is_over():
 
 
 @once
+async def test_a_connection_that_comes_as_the_lease_expires_is_used():
+    wire, new = Wire(Stream(), Stream()), Wire(Stream(), Stream())
+    wire.control.read = broken
+    owner = Owner(PeerLink(1, wire, accepts=accepts_nothing_yet))
+    owner.link._last_arrival -= 60
+    async with asyncio.timeout(5):
+        await wire.over.wait()  # the lease's timer fires after this waiter, in the same turn of the loop
+        owner.link.resume(new, (0, 0))
+        new.control.coming.put_nowait(daemon_link._HEADER.pack(0, 0) + b"x")
+        await owner.until(lambda: owner.control or owner.lost)
+        assert (owner.control, owner.lost) == (b"x", [])
+        for each in (new.control, new.bulk):
+            each.coming.put_nowait(daemon_link._GOODBYE)
+        await owner.link.close()
+
+
+@once
 async def test_whatever_ends_a_link_its_owner_hears_of_it():
     async def redial(received: Received, seconds: float) -> tuple[Wire, Received]:
         raise OSError("no descriptor is free")
