@@ -594,7 +594,8 @@ class Members:
             return
         try:
             body, fds = pack_body(encoded[slot if len(encoded) > 1 else 0])
-        except MemoryError as error:
+        except (MemoryError, OSError) as error:
+            # Without memory or a descriptor for the arguments, only this call fails: those behind it are still sent.
             self.client.answer_for(handler._call, slot, Status.UNKNOWN, frames.pack(str(error)))
             return
         self._send_again(callee, handler, slot, body, fds)

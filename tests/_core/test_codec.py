@@ -446,6 +446,12 @@ def test_the_paths_of_a_call_begin_with_args_and_kwargs() -> None:
     assert str(error).startswith("argument of step() cannot travel: kwargs['env']._sock is of type socket.socket")
 
 
+def test_each_part_of_a_call_may_be_the_one_nested_too_deeply() -> None:
+    for root, named in ((("args", "kwargs"), "args or kwargs"), ("result", "result")):
+        error = unpicklable.nested_too_deeply("the call", root, RecursionError())
+        assert str(error).startswith(f"the call cannot travel: {named} is nested too deeply")
+
+
 @pytest.mark.parametrize("error", [ValueError("no"), MemoryError(), RecursionError(), GeneratorExit(), StopIteration()])
 def test_whatever_a_reduce_raises_becomes_a_serialization_error(error: BaseException) -> None:
     refusal([RaisesInReduce(error)])

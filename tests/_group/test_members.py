@@ -83,6 +83,30 @@ def test_a_call_of_a_rank_that_is_back_is_sent_again_or_answered(
     assert done == [(7, 1, expected)]
 
 
+@pytest.mark.parametrize("error", [MemoryError("no memory"), OSError("no descriptor is left")], ids=repr)
+def test_a_repeat_that_cannot_be_packed_fails_alone(
+    members: Members, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    done: list[Any] = []
+    client: Any = members.client
+    client.answer_for = lambda number, slot, status, body: done.append((number, status, frames.unpack(body)))
+    monkeypatch.setattr(members, "_send_again", lambda callee, handler, slot, body, fds: done.append(handler._call))
+
+    def pack(value: Any) -> Any:
+        if value == "large":
+            raise error
+        return b"", ()
+
+    monkeypatch.setattr("rlinf_async._group.members.pack_body", pack)
+    for call, value in ((7, "large"), (8, "small")):
+        facts = {"_call": call, "_method": "step", "_again": [value], "_cancelled": False, "_cancel_sent": False}
+        handler: Any = SimpleNamespace(**facts)
+        members._repeats.append((members.callee([0, 1]), handler, 1))
+    members._held.clear()
+    members._repeat_now()
+    assert done == [(7, Status.UNKNOWN, str(error)), 8]
+
+
 @pytest.mark.parametrize(
     ("deaths", "lost", "again"),
     [
