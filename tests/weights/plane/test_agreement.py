@@ -187,6 +187,20 @@ async def test_another_object_elsewhere_than_on_the_gpu_gets_the_next_version_th
             assert gpus.places(model.values()) == gpus.places(there.values() if model is there else [])
 
 
+async def test_a_late_receiver_on_the_cpu_begins_with_the_version_on_the_gpu() -> None:
+    gpus, destination = FakeGpus(), weights(0)
+    source, there = gpus.put(weights(1)), gpus.put(weights(0))
+    async with found(Place(there), source=source, gpus=gpus) as (publisher, _):
+        await (await publisher.publish(source))
+        assert not publisher._store.latest.is_in_slot
+        to_receiver, to_sender = LocalLink.pair()
+        async with Subscriber(to_sender, destination) as late_one:
+            publisher.add("late", to_receiver)
+            await late_one.connect(5)
+            await late_one.wait_version(1, 5)
+        assert float(destination["a"].min()) == 1.0
+
+
 async def test_a_worker_that_finds_the_same_again_checks_nothing_anew() -> None:
     place = Place(weights(0))
     async with found(place) as (publisher, subscriber):
