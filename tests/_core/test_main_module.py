@@ -58,7 +58,10 @@ def test_what_a_spawned_child_has_of_the_script_works_in_the_workers_that_it_lau
 FOUND_BY_NAME = """
 import sys
 from rlinf_async._core import codec, main_module, process
-main_module.renew(sys.argv[1])
+path = sys.argv[1]
+sys.argv = ["the template's"]
+main_module.renew(path)
+assert sys.argv == [path]
 try:
     codec.decode(b"\\0" + b"c__main__\\nwanted\\n.")
 except codec.SerializationError as error:

@@ -8,13 +8,24 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
 
 from rlinf_launcher.daemon import leftovers as leftovers_module
-from rlinf_launcher.daemon.fork_server import MARKER
-from rlinf_launcher.daemon.leftovers import Leftovers
+from rlinf_launcher.daemon.fork_server import MARKER, PARENT_SOCKET
+from rlinf_launcher.daemon.leftovers import SESSIONS, Leftovers, note_session
+from rlinf_launcher.daemon.process_state import start_of
+
+
+def test_a_session_is_noted_with_its_start_and_boot(tmp_path: Path) -> None:
+    environment = {PARENT_SOCKET: str(tmp_path / "node.sock")}
+    for _ in range(2):
+        note_session(os.getsid(0), os.getpid(), environment)
+    start = start_of(os.getsid(0)) or start_of(os.getpid())
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    assert (tmp_path / SESSIONS).read_text() == 2 * f"{os.getsid(0)} {start} {boot}"
 
 
 @contextmanager
