@@ -28,7 +28,6 @@ NEAREST: Final = {
     "rlinf_async/_core/surroundings.py": "tests/test_values.py tests/configuration/test_env_merge.py",
     "rlinf_async/_core/unpicklable.py": "tests/_core/test_codec.py",
     "rlinf_async/_core/worker_facts.py": "tests/test_worker_surface.py",
-    "rlinf_async/_client": "tests/_client",
     "rlinf_async/_client/client.py": "tests/_core/test_pending_calls.py tests/test_failures.py",
     "rlinf_async/_client/direct_calls.py": "tests/test_open_calls.py",
     "rlinf_async/_client/emulated_links.py": "tests/test_emulated_links.py",
@@ -96,7 +95,8 @@ NEAREST: Final = {
     "rlinf_async/_wire/socket_writer.py": "tests/_wire/test_send_buffer.py tests/_wire/test_breaks.py",
     "rlinf_async/_wire/reading": "tests/_wire/reading",
     "rlinf_async/_wire/reading/idle_reader.py": "tests/_wire/reading tests/_wire/test_breaks.py",
-    "launcher/daemon": "tests/launcher/daemon/test_daemon_faults.py tests/test_cluster.py",
+    "launcher/daemon": "tests/launcher/daemon/test_daemon_faults.py tests/test_cluster.py tests/test_failures.py"
+    " tests/test_nodes.py",
     "launcher/daemon/wait_descriptions.py": "tests/_inspection/test_activities_of_workers.py",
     "launcher/daemon/__main__.py": "tests/launcher/daemon/test_run_logs.py tests/test_cluster.py",
     "launcher/daemon/boot.py": "tests/launcher/test_job.py",
@@ -108,7 +108,8 @@ NEAREST: Final = {
     "launcher/daemon/name_service.py": "tests/channel/test_names.py tests/test_missing_names.py",
     "launcher/daemon/death_watch.py": "tests/launcher/daemon/test_messages.py tests/test_failures.py",
     "launcher/daemon/device_locks.py": "tests/test_locks.py",
-    "launcher/daemon/endpoint.py": "tests/launcher/daemon/test_router.py tests/launcher/daemon/test_messages.py",
+    "launcher/daemon/endpoint.py": "tests/launcher/daemon/test_router.py tests/launcher/daemon/test_messages.py"
+    " tests/launcher/daemon/test_inspected_processes.py",
     "launcher/daemon/exit_status.py": "tests/test_failures.py",
     "launcher/daemon/fork_server.py": "tests/launcher/daemon/test_templates.py tests/test_preload.py",
     "launcher/daemon/guardian.py": "tests/launcher/remote/test_sweep.py tests/test_scripts.py",
@@ -159,11 +160,12 @@ NEAREST: Final = {
 
 
 def nearest(module: str, checkout: Path) -> list[str]:
-    """Return the paths of the module's nearest tests, the nearest first."""
+    """Return the paths of the module's nearest tests, the nearest first, and all of its folder's last."""
     path = PurePosixPath(module)
     folder = PurePosixPath("tests") / path.parent.as_posix().removeprefix("rlinf_async/")
     mirrored = sorted(
         each.relative_to(checkout).as_posix() for each in (checkout / folder).glob(f"test_{path.stem}*.py")
     )
     lines = f"{NEAREST.get(module, '')} {NEAREST.get(path.parent.as_posix(), '')}".split()
-    return list(dict.fromkeys(mirrored + lines))
+    whole = [folder.as_posix()] if (checkout / folder).is_dir() else []
+    return list(dict.fromkeys(mirrored + lines + whole))
