@@ -237,7 +237,9 @@ class Exchange:
             self._mailbox.peers.watch([self._mailbox.peers.at(endpoint)])
             work._settle(roster.size)
 
-        self._mailbox.names.find(group, found)
+        roster = self._mailbox.names.find(group, found)
+        if roster is not None:
+            found(roster, None)
         return work
 
     def locate(self, group: str, rank: int | Sequence[int], timeout: float | None) -> Work[tuple[str, int]]:
@@ -347,10 +349,16 @@ class Exchange:
                         self._resolve(operation, missing, found, start, receives, asked)
 
                 operation.withdraw = lambda error: names.leave(on_roster)
-                names.find(member.group, on_roster, member.rank, after)
-                if operation.done():  # another thread has abandoned the operation
-                    names.leave(on_roster)
-                return
+                roster = names.find(member.group, on_roster, member.rank, after)
+                if roster is None:
+                    if operation.done():  # another thread has abandoned the operation
+                        names.leave(on_roster)
+                    return
+                # Do not call ``on_roster``: each member would add its frames to the stack.
+                if not self._take_roster(operation, missing, found, roster, None, after):
+                    return
+                asked = member
+                continue
             found.append(peer)
             del missing[0]
         operation.explain = operation.missing = None

@@ -83,8 +83,8 @@ class GroupRosters:
         self.lookups: dict[_Key, _Lookup] = {}  # operations check directly whether it is empty, to save a call
         self._patience = settings.NAME_TIMEOUT_S()
 
-    def find(self, group: str, on_roster: OnRoster, rank: int = 0, after: int = 0) -> bool:
-        """Call ``on_roster`` with a group's roster. Return True if it was known, so that the callback has run.
+    def find(self, group: str, on_roster: OnRoster, rank: int = 0, after: int = 0) -> Roster | None:
+        """Return a group's roster if it is known; otherwise return None, and call ``on_roster`` once it is.
 
         The roster includes the given rank, if that rank can exist. If ``after`` is the endpoint of an ended process of
         the rank, the roster lists the rank's next process; if the rank does not return, the roster is unchanged.
@@ -109,8 +109,7 @@ class GroupRosters:
             if lookup is not None:
                 lookup.waiting.append(on_roster)
         if lookup is None:
-            on_roster(roster, None)
-            return True
+            return roster
         if is_new:
             operation = operations.Find("group", group, key[1], after)
             request = self._client.request(operation, node=0, what=f"a group named '{group}'")
@@ -118,7 +117,7 @@ class GroupRosters:
             request._follow(lambda: self._found(key, lookup, request))
             if not after:  # the group's owner always reports the outcome of a restart
                 self._client.later(self._patience, lambda: self._time_out(key, lookup))
-        return False
+        return None
 
     def leave(self, on_roster: OnRoster) -> None:
         with self._lock:

@@ -140,6 +140,16 @@ async def test_what_is_given_up_while_it_waits_for_a_name_is_never_sent(network:
     assert recv(network).wait(0) == "once"
 
 
+def test_a_broadcast_has_as_many_members_as_one_likes(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [
+        entry | {"endpoint": frames.endpoint(1, 6 + rank)} for rank, entry in enumerate(network.roster("b") * 500)
+    ]
+    monkeypatch.setattr(network, "roster", lambda group: entries)
+    send(network, "so that the group is known")
+    network.a.broadcast("for all", [("a", 0), ("b", list(range(500)))], None, None, None)
+    assert len(network.frames[-1][0][3][0][1]) == 1000  # one frame, to 500 workers, each with its slot
+
+
 # -- contents that come by a link -----------------------------------------------------------------------------------
 
 
