@@ -1,7 +1,7 @@
 """``RingAdmission``: limits the number of recorded operations, so that a ring covers half a minute at any rate.
 
     admits = RingAdmission(65536, left_out).question()
-    if admits():                    # a fifteenth of a microsecond at a high rate
+    if admits():                    # a tenth of a microsecond at a high rate
         ring.begin(...)
 
 Operations beyond ``slots / 2`` in ``COVERED_S`` (1092 a second for 65536 slots) and a burst of ``slots / 128`` are left
@@ -11,8 +11,8 @@ out and counted.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from itertools import chain, repeat
+from collections.abc import Callable
+from itertools import repeat
 from typing import Final
 
 COVERED_S: Final = 30  # minimum seconds that a ring covers, except in a burst
@@ -47,22 +47,30 @@ class RingAdmission:
 
         Any thread or finalizer may call it. Concurrent threads may get the same share twice.
         """
-        return chain.from_iterable(self).__next__
+        answers: Callable[[], bool] = iter(()).__next__
 
-    # This is a class instead of a generator function, because a second thread or finalizer could not enter a running
-    # generator.
+        # Do not use ``itertools.chain``: a signal handler that raises in ``_hand_out`` would end it for ever, and
+        # each later operation would fail with StopIteration.
+        def admits() -> bool:
+            nonlocal answers
+            try:
+                return answers()
+            except StopIteration:
+                pass
+            is_admitted, count = self._hand_out()
+            answers = repeat(is_admitted, count - 1).__next__  # another thread may use them up before the next line
+            return is_admitted
 
-    def __iter__(self) -> Iterator[Iterator[bool]]:
-        return self
+        return admits
 
-    def __next__(self) -> Iterator[bool]:
+    def _hand_out(self) -> tuple[bool, int]:
         now = self._clock()
         self._given_until = max(self._given_until, now - self._burst * self._interval_ns)
         share = min((now - self._given_until) // self._interval_ns, _MAX_SHARE)
         if share < 1:
             self._left_out += _LEFT_OUT
-            return repeat(False, _LEFT_OUT)
+            return False, _LEFT_OUT
         self._given_until += share * self._interval_ns
         if self._left_out:
             self._report_left_out(self._left_out)
-        return repeat(True, share)
+        return True, share

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from rlinf_async._recorder.state.ring_admission import COVERED_S, RingAdmission
 
 SLOTS = 65536
@@ -101,3 +103,16 @@ def test_a_question_within_a_question_is_answered() -> None:
     within.asks = False
     answers.append(asks())
     assert answers == [True, True]
+
+
+def test_a_signal_handler_that_raises_while_it_is_asked_ends_nothing() -> None:
+    def clock() -> int:
+        if signals and signals.pop():
+            raise KeyboardInterrupt
+        return 10**18
+
+    signals = [True, False]  # the first reading is that of the constructor
+    asks = RingAdmission(SLOTS, lambda count: None, clock).question()
+    with pytest.raises(KeyboardInterrupt):
+        asks()
+    assert asks()
