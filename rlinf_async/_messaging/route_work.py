@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from rlinf_async.errors import ClosedError
@@ -45,10 +45,18 @@ class AsyncRouteWork(Returnable[Any], Whole[Any]):
             for part in parts:
                 part._timeout, part._since = self._timeout, self._since
 
-    def begin(self, parts: Sequence[Work[Any]], finalize: Callable[[list[Any]], Any] | None = None) -> None:
-        """Wait for these parts. ``finalize``, called once, turns their results into the work's own (default: None)."""
+    def begin(self, starting: Iterable[Work[Any]], finalize: Callable[[list[Any]], Any] | None = None) -> None:
+        """Start these parts. ``finalize``, called once, turns their results into the work's own (default: None).
+
+        If a part cannot be started, the earlier ones are abandoned; otherwise, a later operation would get them.
+        """
+        self._parts = parts = list[Work[Any]]()
+        try:
+            parts.extend(starting)
+        except BaseException:
+            self._abandon_parts()
+            raise
         self._share_time(parts)
-        self._parts = parts
         self._finalize = finalize
         self._missing = len(parts)
         if self._done:  # the work has been abandoned
@@ -97,7 +105,7 @@ class AsyncRouteWork(Returnable[Any], Whole[Any]):
                 finalize, self._finalize = self._finalize, None
                 try:
                     self._value = finalize([part._result() for part in self._parts])
-                except Exception as error:
+                except BaseException as error:
                     self._error = error
                 self._parts = ()
         return super()._result()

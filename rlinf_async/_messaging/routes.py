@@ -94,7 +94,7 @@ class Routes:
 
         def start(world_size: int) -> None:
             parts = self._shards(route, data, split_fn or split_batch, world_size)
-            work.begin([self._send_part(route, *part) for part in parts])
+            work.begin(self._send_part(route, *part) for part in parts)
 
         self._begin(route.group, work, start)
         return work
@@ -194,7 +194,7 @@ class Routes:
                     validate_batch_size(part, entry.batch_size, size_fn, what=what)
             return merge(parts)
 
-        work.begin([self._receive_part(route, entry.key, entry.peer_rank) for entry in plan.entries], finalize)
+        work.begin((self._receive_part(route, entry.key, entry.peer_rank) for entry in plan.entries), finalize)
 
     def _receive_decoupled(self, work: AsyncRouteWork, route: Route, merge: MergeFn, world_size: int) -> None:
         worker = self._worker
@@ -232,7 +232,7 @@ class Routes:
                 items = sorted(items, key=lambda item: split_channel_message(item["batch_index"])[1])
             return merge([item["batch"] for item in items])
 
-        work.begin([self._receive_part(route, entry.key, -1) for entry in entries], finalize)
+        work.begin((self._receive_part(route, entry.key, -1) for entry in entries), finalize)
 
     def _receive_part(self, route: Route, key: Any, rank: int) -> Work[Any]:
         work: Work[Any]
@@ -275,8 +275,10 @@ class Routes:
                     continue  # the work has been abandoned, and must not start sending now
                 try:
                     start(size._result())
-                except Exception as error:
+                except BaseException as error:
                     work.fail(error)
+                    if isinstance(error, KeyboardInterrupt | SystemExit):
+                        raise
 
 
 def _advance_there(loop: asyncio.AbstractEventLoop, routes: Routes, group: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -179,3 +181,40 @@ def test_what_has_arrived_is_put_together_once_and_a_failure_of_that_is_its_own(
     bad.begin([], lambda values: 1 // len(values))
     with pytest.raises(ZeroDivisionError):
         bad.wait()
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, asyncio.CancelledError])
+def test_a_merge_that_is_interrupted_does_not_leave_none_as_the_result(interruption: type[BaseException]) -> None:
+    def merge(values: list[Any]) -> Any:
+        raise interruption
+
+    work = AsyncRouteWork("recv_from() from 'rollout'")
+    work.begin([], merge)
+    for _ in range(2):
+        with pytest.raises(interruption):
+            work.wait()
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, asyncio.CancelledError])
+def test_a_split_that_is_interrupted_ends_its_work(interruption: type[BaseException]) -> None:
+    def start(world_size: int) -> None:
+        raise interruption
+
+    routes, size, work = Routes(None, None), Work[int](), AsyncRouteWork("send_to()")  # type: ignore[arg-type]  # unused
+    size._settle(2)
+    routes._waiting["actor"] = deque([(size, work, start)])
+    with contextlib.suppress(KeyboardInterrupt):
+        routes._advance("actor")
+    with pytest.raises(interruption):
+        work.wait(0)
+
+
+def test_parts_before_one_that_cannot_start_are_given_up() -> None:
+    def starting() -> Iterator[Work[Any]]:
+        yield part
+        raise ValueError("it cannot be pickled")
+
+    part = Sending()
+    with pytest.raises(ValueError, match="cannot be pickled"):
+        AsyncRouteWork("send_to()").begin(starting())
+    assert part.given_up == 1
