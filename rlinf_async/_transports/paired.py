@@ -139,9 +139,10 @@ class PairedLink(ABC, Generic[Buffer]):
             if generation > self._generation:
                 self._generation = generation - 1
                 self._break(TransferFailed("the peer has begun a new pair"))
-            if self._pair is None:
+            if self._pair is None and generation == self._generation:
                 self._open()
-            self._on_facts(kind, *rest)
+            if generation == self._generation:  # otherwise, there is no pair, for want of a thread
+                self._on_facts(kind, *rest)
 
     # -- decisions, under the lock ----------------------------------------------------------------------------------
 
@@ -153,7 +154,11 @@ class PairedLink(ABC, Generic[Buffer]):
 
     def _open(self) -> None:
         assert self._pair is None
-        self._pair = self._make_pair()
+        try:
+            self._pair = self._make_pair()
+        except RuntimeError as error:  # no thread can start for now
+            self._break(error, *self._all())
+            return
         self._post_facts("open", self._generation)
         for receiving in self._open_transfers.receivings.values():
             self._pair.receive(receiving)

@@ -75,6 +75,8 @@ class CudaIpcLink(DeviceLink):
                 handles = [tuple(self._memory.export(buffer)) for buffer in buffers if buffer.nbytes]
                 written = self._memory.mark(self._device)
                 is_written = written.query()
+                if not is_written:
+                    self._writing.submit(functools.partial(self._offer_once_written, offer, handles, written))
             except Exception as error:
                 self._deferred.add(functools.partial(offer.fail, error))
                 self._post_facts("broken", [], [transfer], f"{type(error).__name__}: {error}")
@@ -82,8 +84,6 @@ class CudaIpcLink(DeviceLink):
             self._offers[transfer] = offer
             if is_written:
                 self._post_facts("offer", transfer, handles)
-            else:
-                self._writing.submit(functools.partial(self._offer_once_written, offer, handles, written))
         return offer
 
     def _offer_once_written(self, offer: _Offer, handles: Sequence[tuple[Any, ...]], written: Mark) -> None:
@@ -167,23 +167,28 @@ class CudaIpcLink(DeviceLink):
         self._fail(sent, received, error)
 
     def _copy(self, receiving: Transfer[list[torch.Tensor]], handles: list[IpcHandle]) -> None:
-        self._copying.submit(lambda: self._copy_now(receiving, handles))
+        try:
+            self._copying.submit(lambda: self._copy_now(receiving, handles))
+        except RuntimeError as error:  # no thread can start for now
+            self._break_receiving(receiving, error)
 
     def _copy_now(self, receiving: Transfer[list[torch.Tensor]], handles: list[IpcHandle]) -> None:
         number = receiving.number
         try:
             tensors = self._copies(receiving.sizes, handles)
         except Exception as error:
-            failure = error
             with self._deferred.locked():
-                if self._receivings.get(number) is receiving:
-                    self._fail([number], [], failure)
-                    self._post_facts("broken", [number], [], f"{type(failure).__name__}: {failure}")
+                self._break_receiving(receiving, error)
             return
         with self._deferred.locked():
             if self._receivings.get(number) is receiving:  # the transfer has not been abandoned
                 self._copied[number] = tensors
                 self._post_facts("received", number)
+
+    def _break_receiving(self, receiving: Transfer[list[torch.Tensor]], error: Exception) -> None:
+        if self._receivings.get(receiving.number) is receiving:
+            self._fail([receiving.number], [], error)
+            self._post_facts("broken", [receiving.number], [], f"{type(error).__name__}: {error}")
 
     def _copies(self, sizes: Sequence[int], handles: list[IpcHandle]) -> list[torch.Tensor]:
         if [size for size in sizes if size] != [handle.nbytes for handle in handles]:

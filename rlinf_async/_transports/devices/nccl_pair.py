@@ -58,8 +58,12 @@ class NcclPair(Pair):
         self._requested: deque[ReceiveTransfer[Any]] = deque()
         self._coming: set[int] = set()
         self._unsent: deque[tuple[SendTransfer, int]] = deque()
-        for name, run in (("receive", self._receive), ("send", self._send)):
-            threading.Thread(target=self._run, args=(run,), name=f"rlinf-nccl-{name}", daemon=True).start()
+        try:
+            for name, run in (("receive", self._receive), ("send", self._send)):
+                threading.Thread(target=self._run, args=(run,), name=f"rlinf-nccl-{name}", daemon=True).start()
+        except RuntimeError as error:
+            self.close(error)  # the other thread may be waiting already
+            raise
 
     @property
     def is_connected(self) -> bool:

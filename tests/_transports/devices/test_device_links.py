@@ -161,6 +161,34 @@ def test_sizes_that_differ_are_an_error_on_both_sides(links: Any) -> None:
     exchange(links, 2)
 
 
+@pytest.mark.parametrize("first", ["sender", "receiver"])
+@pytest.mark.parametrize(
+    ("kind", "free"),
+    [("staged", 0), ("staged", 1), ("nccl", 0), ("nccl", 1), ("nccl", 3), ("cuda_ipc", 0), ("cuda_ipc", 1)],
+)
+def test_a_transfer_for_which_no_thread_can_start_fails_on_both_sides(
+    kind: str, free: int, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        if not next(left, 0):
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    begin, left = threading.Thread.start, itertools.chain([1] * free)
+    with couple(functools.partial(make_link, kind)) as links:
+        starts: list[Any] = [
+            lambda: links.near.send(1, [pattern(MiB)]),  # type: ignore[list-item]
+            lambda: links.far.receive(1, [MiB]),
+        ]
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            patch.setattr(Written, "query", lambda _: False)
+            works = [one() for one in (starts if first == "sender" else reversed(starts))]
+            for work in works:
+                assert "can't start new thread" in str(error_of(work, 5))
+        exchange(links, 2)
+
+
 @pytest.mark.parametrize("kind", ["staged", "cuda_ipc"])
 @pytest.mark.parametrize("first", ["sender", "receiver"])
 def test_what_cannot_be_sent_fails_on_both_sides_whoever_comes_first(
