@@ -53,7 +53,7 @@ class RelayHost:
         self.carrier = carrier
         self.stream_id = stream_id
         self._make_room = make_room
-        self._submit = submit
+        self._start_job = submit
         self._landing: _Landing | None = None
         self._end: Exception | None = None
 
@@ -82,6 +82,12 @@ class RelayHost:
         if self._end is not None:
             landing.fail(self._end)
         self._submit(functools.partial(self._expect, landing, sum(sizes)))
+
+    def _submit(self, job: Callable[[], None]) -> None:
+        try:
+            self._start_job(job)
+        except RuntimeError:  # no thread can start for now
+            job()
 
     def _expect(self, landing: _Landing, *facts: Any) -> None:
         try:

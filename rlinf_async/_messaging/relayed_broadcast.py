@@ -276,7 +276,6 @@ class _BroadcastHost(RelayHost):
 
     def __init__(self, carrier: Carrier, submit: Callable[[Callable[[], None]], None], stream_id: int) -> None:
         self._rooms: list[_SegmentRoom] = []
-        self._submit_later = submit
         super().__init__(carrier, stream_id, self._make, submit)
 
     def _make(self, number: int, nbytes: int) -> _SegmentRoom:
@@ -286,7 +285,7 @@ class _BroadcastHost(RelayHost):
     def close(self, error: Exception) -> None:
         super().close(error)
         self.carrier.forget()
-        self._submit_later(self._forget)  # after the job that allocates the room
+        self._submit(self._forget)  # after the job that allocates the room
 
     def _forget(self) -> None:
         for room in self._rooms:

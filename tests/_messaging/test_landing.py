@@ -283,3 +283,15 @@ def test_memory_is_let_go_of_once_nothing_comes_into_it_and_not_before(carrier: 
     room = weakref.ref(host.rooms.pop())
     host.close(ClosedError("closed"))
     assert room() is None
+
+
+def test_a_host_for_which_no_thread_can_start_serves_all_the_same(carrier: Carrier) -> None:
+    def refuse(job: Callable[[], None]) -> None:
+        raise RuntimeError("can't start new thread")
+
+    rooms = [Room(4)]
+    host = RelayHost(carrier, 7, lambda number, nbytes: rooms[0], refuse)
+    host.on_message(BRING, 1, [4])
+    carrier.bring(0)
+    host.on_message(WHOLE, 1)
+    assert carrier.said == [[ROOM, 1, 7], [LANDED, 1, None, [1, b"\1\1\1\1"], 7]]
