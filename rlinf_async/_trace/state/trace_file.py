@@ -69,7 +69,11 @@ class TraceFile:
         head = json.dumps({"displayTimeUnit": "ms", "otherData": dict(about)})[:-1] + ', "traceEvents": ['
         self._size = 0
         self._is_empty = True
-        self._put(head.encode())
+        try:
+            self._put(head.encode())
+        except BaseException:
+            self.close()
+            raise
 
     def __repr__(self) -> str:
         return f"<TraceFile {self.path} [{len(self._processes)} processes, {self._arrows} arrows, {self._size} bytes]>"

@@ -141,6 +141,13 @@ def test_a_disk_that_is_full_leaves_what_was_written_whole(file: TraceFile, monk
     assert Trace(file.path).processes == {"driver"}
 
 
+def test_a_file_that_cannot_be_begun_is_not_left_open() -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="No space left"):
+        TraceFile("/dev/full", 0, {})
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_names_may_hold_anything(file: TraceFile) -> None:
     name = 'a "quoted" \\ name\nof two lines, ünïcode \u2028 \U0001f600'
     file.add(DRIVER, MAIN, [(1, 1, 2, name, name, {name: name}, None)])
