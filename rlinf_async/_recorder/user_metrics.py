@@ -19,10 +19,6 @@ from rlinf_async._recorder.state.metric_names import cell_name, complaint
 
 logger = own_logger(__name__)
 
-# Exceptions from the conversion to a float: a tensor with several elements raises RuntimeError.
-_NO_NUMBER: Final = (TypeError, ValueError, RuntimeError)
-
-
 _NAMES: Final = reprlib.Repr()
 # Shorten names that are too long when the log quotes them.
 _NAMES.maxstring = _NAMES.maxother = MAX_NAME_BYTES
@@ -52,7 +48,11 @@ class _UserMetric:
             )
 
     def _refuse(self, value: object) -> None:
-        _warn(f"metric {self._cell} keeps its value: {self.kind.name.lower()}s take no {reprlib.repr(value)}")
+        try:
+            shown = reprlib.repr(value)
+        except Exception:  # Python writes no int of more than 4300 digits
+            shown = f"such {type(value).__name__}"
+        _warn(f"metric {self._cell} keeps its value: {self.kind.name.lower()}s take no {shown}")
 
 
 class Gauge(_UserMetric):
@@ -69,7 +69,7 @@ class Gauge(_UserMetric):
             return
         try:
             ring.store(place, value)
-        except _NO_NUMBER:
+        except Exception:  # ``__float__`` of a user's class may raise anything
             self._refuse(value)
 
 
@@ -87,7 +87,7 @@ class Counter(_UserMetric):
             return
         try:
             number = float(amount)
-        except _NO_NUMBER:
+        except Exception:
             number = math.nan
         if 0 <= number < math.inf:
             ring.add(place, number)

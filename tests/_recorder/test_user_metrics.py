@@ -77,6 +77,17 @@ def test_mistakes_are_told_once_and_leave_the_rest_alone(ring: bytearray, caplog
     assert told[3] == "metric n keeps its value: counters take no -1"
 
 
+def test_a_value_that_is_no_float_fails_nothing(ring: bytearray) -> None:
+    class Unready:
+        def __float__(self) -> float:
+            raise KeyError("loss")
+
+    for value in (10**400, 10**5000, Unready()):
+        Metrics().gauge("loss").set(value)
+        Metrics().counter("n").add(value)
+    assert values(ring) == {"loss": 0.0, "n": 0.0}
+
+
 def test_a_name_or_label_that_is_no_text_fails_nothing(ring: bytearray, caplog: pytest.LogCaptureFixture) -> None:
     class Mute:
         def __str__(self) -> str:
