@@ -95,6 +95,8 @@ class Routes:
         def start(world_size: int) -> None:
             parts = self._shards(route, data, split_fn or split_batch, world_size)
             work.begin(self._send_part(route, *part) for part in parts)
+            if route.decoupled:
+                self._note_sent(route, len(parts))
 
         self._begin(route.group, work, start)
         return work
@@ -134,14 +136,17 @@ class Routes:
             tag_batch_router=answers,
         ).entries
         parts = _split(split, data, [entry.batch_size for entry in entries])
-        if answers:
-            router[route.tag] = []
-        else:
-            self._sent[_place(route)] = len(entries)
         return [
             (entry.key, -1, {"batch_index": entry.batch_index, "batch": part})
             for entry, part in zip(entries, parts, strict=True)
         ]
+
+    def _note_sent(self, route: Route, count: int) -> None:
+        router = _router(self._worker)
+        if answered := router.get(route.tag):
+            router[route.tag] = [*answered][count:]
+        else:
+            self._sent[_place(route)] = count
 
     def _rows(self, route: Route, data: Any) -> int:
         return infer_batch_size(data) * self._worker._world_size if route.batch_size is None else route.batch_size

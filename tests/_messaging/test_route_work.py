@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlinf_async._messaging.route_work import AsyncRouteWork
-from rlinf_async._messaging.routes import Routes
+from rlinf_async._messaging.routes import Route, Routes
 from rlinf_async.work import Work
 
 
@@ -218,3 +218,26 @@ def test_parts_before_one_that_cannot_start_are_given_up() -> None:
     with pytest.raises(ValueError, match="cannot be pickled"):
         AsyncRouteWork("send_to()").begin(starting())
     assert part.given_up == 1
+
+
+def test_an_answer_that_cannot_be_sent_may_be_sent_again() -> None:
+    def put(item: Any, **options: Any) -> Work[None]:
+        if item["batch"] == ["bad"]:
+            raise ValueError("it cannot be pickled")
+        keys.append(options["key"])
+        return Sending()
+
+    keys: list[Any] = []
+    router = {"obs": ["0_0_train_obs", "1_0_train_obs"]}
+    worker: Any = SimpleNamespace(_group_name="env", _rank=0, _world_size=1, batch_router=router)
+    exchange: Any = SimpleNamespace(find_group=lambda group: size)
+    size, channel = Work[int](), SimpleNamespace(put=put)
+    size._settle(2)
+    routes, route = Routes(worker, exchange), Route("actor", channel, "obs", None, "train", None, None, True, 0, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="cannot be pickled"):
+        routes.send(route, ["good", "bad"], None).wait(0)
+    assert router["obs"] == ["0_0_train_obs", "1_0_train_obs"]
+    del keys[:]
+    routes.send(route, ["good", "better"], None)
+    assert [key[-1] for key in keys] == [0, 1]
+    assert router["obs"] == []
