@@ -230,12 +230,13 @@ class Routes:
             entries = plan(src_world_size=1, dst_world_size=1, batch_size=1).entries * count
 
         def finalize(items: list[dict[str, Any]]) -> Any:
-            if serves:
-                router[route.tag] = [*(router[route.tag] or ()), *(item["batch_index"] for item in items)]
-            else:
+            if not serves:
                 self._sent.pop(_place(route), None)
                 items = sorted(items, key=lambda item: split_channel_message(item["batch_index"])[1])
-            return merge([item["batch"] for item in items])
+            merged = merge([item["batch"] for item in items])
+            if serves:  # after the merge: the rows of shards that cannot be merged are in no answer
+                router[route.tag] = [*(router[route.tag] or ()), *(item["batch_index"] for item in items)]
+            return merged
 
         work.begin((self._receive_part(route, entry.key, -1) for entry in entries), finalize)
 

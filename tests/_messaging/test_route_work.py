@@ -14,6 +14,7 @@ import pytest
 
 from rlinf_async._messaging.route_work import AsyncRouteWork
 from rlinf_async._messaging.routes import Route, Routes
+from rlinf_async.errors import ConfigError
 from rlinf_async.work import Work
 
 
@@ -241,3 +242,21 @@ def test_an_answer_that_cannot_be_sent_may_be_sent_again() -> None:
     routes.send(route, ["good", "better"], None)
     assert [key[-1] for key in keys] == [0, 1]
     assert router["obs"] == []
+
+
+def test_shards_that_cannot_be_merged_are_none_to_answer() -> None:
+    def get(**options: Any) -> Work[Any]:
+        part: Work[Any] = Work()
+        part._settle({"batch": shards.pop(0), "batch_index": f"0_{len(shards)}_train_obs"})
+        return part
+
+    router: dict[str, list[str]] = {"obs": []}
+    worker: Any = SimpleNamespace(_group_name="env", _rank=0, _world_size=1, batch_router=router)
+    size, shards = Work[int](), [["a"], 1.0]
+    size._settle(2)
+    routes = Routes(worker, SimpleNamespace(find_group=lambda group: size))  # type: ignore[arg-type]
+    channel: Any = SimpleNamespace(get=get)
+    route = Route("actor", channel, "obs", None, "train", 4, None, True, 0, None)
+    with pytest.raises(ConfigError, match="different kinds"):
+        routes.receive(route, None, None).wait(0)
+    assert router == {"obs": []}
