@@ -290,8 +290,8 @@ class Outbox:
             return
         start = (message_facts.CONTENT, stream.id, number, 0)
         same_node = all(peer.node == node_of(self._peers.me) for peer in peers)
-        transport = transport_choice.choose(sending.payload.nbytes, same_node=same_node, direct=False)
         try:
+            transport = transport_choice.choose(sending.payload.nbytes, same_node=same_node, direct=False)
             if transport != transport_choice.IN_FRAME:
                 self._by_link(stream, in_flight, peers, transport, start)
                 return

@@ -17,7 +17,7 @@ from rlinf_async._messaging.message_content import Payload
 from rlinf_async._messaging.operation import SendWork
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._messaging.state.flow_control import SendWindow, WindowEntry
-from rlinf_async._transports import transport_choice
+from rlinf_async._transports import shared_memory, transport_choice
 from rlinf_async._transports.inline import InlineLink
 from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost, SerializationError, TransferFailed, WorkerDied
 from tests._support.fake_exchanges import FakeLink, Network, cancelled
@@ -193,6 +193,19 @@ def test_what_a_link_loses_is_sent_again_by_the_daemons_and_arrives_once(
     send(network, "next")
     network.deliver()
     assert second.wait(0) == "next"
+
+
+def test_a_second_way_that_cannot_be_chosen_ends_the_send(
+    network: Network, links: list[FakeLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(shared_memory.BUDGET, "plenty")
+    monkeypatch.setattr(shared_memory, "budget", shared_memory.budget.__wrapped__)
+    sending = send(network, BIG)
+    network.deliver()
+    links[0].sent[1][0]._settle(error=TransferFailed("cut"))
+    network.deliver()
+    with pytest.raises(ValueError, match="'plenty' is no size"):
+        sending.wait(0)
 
 
 def test_a_link_that_never_works_is_not_tried_for_ever(network: Network, links: list[FakeLink]) -> None:
