@@ -46,14 +46,11 @@ class AsyncRouteWork(Returnable[Any], Whole[Any]):
                 part._timeout, part._since = self._timeout, self._since
 
     def begin(self, starting: Iterable[Work[Any]], finalize: Callable[[list[Any]], Any] | None = None) -> None:
-        """Start these parts. ``finalize``, called once, turns their results into the work's own (default: None).
-
-        If a part cannot be started, the earlier ones are abandoned; otherwise, a later operation would get them.
-        """
+        """Wait for these parts. ``finalize``, called once, turns their results into the work's own (default: None)."""
         self._parts = parts = list[Work[Any]]()
         try:
             parts.extend(starting)
-        except BaseException:
+        except BaseException:  # a part cannot be started
             self._abandon_parts()
             raise
         self._share_time(parts)
