@@ -161,6 +161,9 @@ class GroupRosters:
             if lookup.is_answered:
                 return
             lookup.is_answered = True
+        self._call_back(key, lookup, roster, error)
+
+    def _call_back(self, key: _Key, lookup: _Lookup, roster: Roster | None, error: Exception | None) -> None:
         # Call back one by one, and remove the lookup last: a new caller must queue behind the waiting callers instead
         # of finding the roster and overtaking them.
         while True:
@@ -171,7 +174,11 @@ class GroupRosters:
                         self._rosters[key[0]] = roster
                     return
                 on_roster = lookup.waiting.popleft()
-            on_roster(roster, error)
+            try:
+                on_roster(roster, error)
+            except BaseException:  # those behind it, and later callers, would wait for ever
+                self._call_back(key, lookup, roster, error)
+                raise
 
 
 class GroupSearch(Work[int]):

@@ -167,11 +167,13 @@ class Outbox:
         start = (message_facts.DATA, stream.id, number, payload.kind, payload.about, in_flight.charge)
         try:
             self._transmit(stream, in_flight, transport, start)
-        except Exception as error:
+        except BaseException as error:  # also of a signal handler, which may raise while a large content is copied
             with self._lock:
                 stream.open.pop(number, None)
                 stream.window.undo(in_flight)
             sending.fail(error)
+            if not isinstance(error, Exception):
+                raise
             return False
         return True
 

@@ -330,16 +330,17 @@ def test_room_that_is_returned_while_a_message_is_being_sent_does_not_empty_it(
     assert torch.equal(receiving.wait(0), BIG)
 
 
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
 def test_a_message_that_cannot_be_packed_fails_alone_and_takes_no_room(
-    near: Network, monkeypatch: pytest.MonkeyPatch
+    near: Network, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     def refuse(_: Payload) -> None:
-        raise MemoryError("none")
+        raise error("none")
 
     with monkeypatch.context() as patch:
         patch.setattr(Payload, "pack", refuse)
         for _ in range(20):
-            with pytest.raises(MemoryError, match="none"):
+            with pytest.raises(error, match="none"):
                 send(near, BIG).wait(0)
     send(near, "next")
     near.deliver()
