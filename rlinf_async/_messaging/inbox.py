@@ -104,13 +104,15 @@ class Inbox:
         with self._lock:
             actions = decide(*facts)
             total = stream.arrivals.due()
-        while actions:
-            more: list[Action] = []
-            for action in actions:
-                more += self._carry_out(stream, action)
-            actions = more
-        if total is not None:
-            self._peers.post((stream.source,), (message_facts.ROOM, stream.id, total))
+        try:
+            while actions:
+                more: list[Action] = []
+                for action in actions:
+                    more += self._carry_out(stream, action)
+                actions = more
+        finally:  # a signal handler may raise while a large content is copied
+            if total is not None:
+                self._peers.post((stream.source,), (message_facts.ROOM, stream.id, total))
 
     def _carry_out(self, stream: _ReceiveStream, action: Action) -> list[Action]:
         receive, message = action.receive, action.message
@@ -141,6 +143,10 @@ class Inbox:
         except Exception as error:
             self._reply(stream, message_facts.REFUSED, message.number, f"{type(error).__name__}: {error}")
             return []
+        except BaseException as interruption:
+            receive.fail(interruption)
+            self._act(stream, stream.arrivals.give_back, message)
+            raise
         if not taken:
             with self._lock:
                 return stream.arrivals.give_back(message)

@@ -348,6 +348,24 @@ def test_a_message_that_cannot_be_packed_fails_alone_and_takes_no_room(
     assert all(stream.window.outstanding < 1000 for stream in near.a._mailbox.outbox._streams.values())
 
 
+def test_a_tensor_whose_copy_is_interrupted_is_there_for_the_next_receive(
+    near: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    sending, target = near.a.send_tensor(BIG, "b", 0, None, None), torch.zeros_like(BIG)
+    near.deliver()
+    with monkeypatch.context() as patch:
+        patch.setattr(exchange._TensorAcceptor, "arrived", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            near.b.recv_tensor(target, "a", 0, None, None)
+    near.b.recv_tensor(target, "a", 0, None, None).wait(0)
+    near.deliver()
+    assert sending.done()
+    assert torch.equal(target, BIG)
+
+
 @pytest.mark.parametrize("size", [10, 100_000, 1 << 20])
 def test_what_comes_on_a_line_that_is_forgotten_is_not_kept(network: Network, links: list[FakeLink], size: int) -> None:
     """A line of a relay, on which nothing leaves before it is received."""
