@@ -426,8 +426,12 @@ class Outbox:
         # the messages behind it, so this is a loop. tests/_messaging/test_moments.py::
         # test_those_behind_a_message_that_does_not_leave_have_its_room
         while True:
-            for in_flight in leaving:
-                self._send_content(stream, in_flight)
+            for place, in_flight in enumerate(leaving, 1):
+                try:
+                    self._send_content(stream, in_flight)
+                except BaseException:  # a signal handler has raised; nothing else would send those behind it
+                    self._send_announced(stream, leaving[place:])
+                    raise
             with self._lock:
                 leaving = stream.window.leaving()
             if not leaving:
@@ -441,11 +445,14 @@ class Outbox:
                 self._by_relay(stream, in_flight, start)
             else:
                 self._transmit(stream, in_flight, self._choose_transport(stream, sending.payload), start)
-        except Exception as error:
+        except BaseException as error:
             with self._lock:
                 stream.window.undo(in_flight)
             if sending.fail(error):
-                self._retract(stream, in_flight, error)
+                why = error if isinstance(error, Exception) else ClosedError(f"{sending._describe()} was interrupted")
+                self._retract(stream, in_flight, why)
+            if not isinstance(error, Exception):
+                raise
         self._settle(stream, in_flight)
 
     def on_taken(self, source: Peer, stream_id: Any, number: int) -> None:

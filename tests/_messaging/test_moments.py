@@ -274,6 +274,28 @@ def test_those_behind_a_message_that_does_not_leave_have_its_room(
     assert network.b.recv("a", 0, None, None).wait(0).numel() == last << 20
 
 
+@near
+def test_those_behind_a_message_whose_leaving_is_interrupted_leave(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(payload: Payload) -> Any:
+        if payload is third.payload:
+            raise KeyboardInterrupt
+        return pack(payload)
+
+    pack = Payload.pack
+    first, second, third, fourth = (
+        network.a.send(torch.zeros(size << 20, dtype=torch.float64), "b", 0, None, None, None) for size in (5, 5, 1, 1)
+    )
+    monkeypatch.setattr(Payload, "pack", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        second.abandon(ClosedError("enough"))
+    assert [work.done() for work in (first, third, fourth)] == [True, True, True]
+    network.deliver()
+    sizes = [network.b.recv("a", 0, None, None).wait(0).numel() for _ in range(2)]
+    assert sizes == [5 << 20, 1 << 20]
+
+
 def test_who_sends_again_when_a_send_is_done_may_do_so_while_that_leaves(
     network: Network, links: list[FakeLink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
