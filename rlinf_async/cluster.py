@@ -683,14 +683,12 @@ class Cluster:
             self._closing = self._client.run(self._close(), what="the closing of the cluster")
         return self._closing
 
-    def _end_without_loop(self, error: LoopNotRunning) -> None:
+    def _end_without_loop(self, error: ClosedError) -> None:
         """End the nodes by cutting their lifelines, as closing in order needs the loop; block until they have ended."""
         if self._was_cut_off:
             return
         self._was_cut_off = True
-        loop = self._client.loop
-        state = "is closed" if loop.is_closed() else "is not run any more"
-        logger.warning("the cluster's nodes are cut off, not closed in order: their event loop, %r, %s", loop, state)
+        logger.warning("the cluster's nodes are cut off, not closed in order: %s", str(error).partition(":")[0])
         # Cut all lifelines before waiting for the first node, so that the nodes end in parallel, within one deadline.
         # tests/test_stopped_loops.py::test_closing_from_elsewhere_ends_the_processes_although_the_loop_stands_still
         for line in self._lifelines:
@@ -743,8 +741,13 @@ class Cluster:
 
     def _end_thread(self, thread: LoopThread) -> None:
         atexit.unregister(self.close)
-        if not thread.loop.is_closed():
-            self._client.end_loop(thread)
+        try:
+            if not thread.loop.is_closed():
+                self._client.end_loop(thread)
+        finally:
+            # After an interrupt, end_loop() cancels the closing every second, even in its last steps.
+            if self._client.closed is None or any(line.exit_code is None for line in self._lifelines):
+                self._end_without_loop(ClosedError("the closing of the cluster was interrupted"))
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], what: str) -> Work[Any]:
