@@ -511,7 +511,10 @@ class Members:
         callee = self.callee(ranks)
         handle: Handle = Handle(callee, method)
         handle._since = clock.monotonic()
-        self._send(callee, handle, method, [pack_body(encoded)], same=True)
+        if ranks:
+            self._send(callee, handle, method, [pack_body(encoded)], same=True)
+        else:
+            handle._finish()  # because no answer will end it
         return handle
 
     def _send(
@@ -594,7 +597,7 @@ class Members:
             return
         try:
             body, fds = pack_body(encoded[slot if len(encoded) > 1 else 0])
-        except MemoryError as error:
+        except (OSError, MemoryError) as error:
             self.client.answer_for(handler._call, slot, Status.UNKNOWN, frames.pack(str(error)))
             return
         self._send_again(callee, handler, slot, body, fds)

@@ -83,6 +83,19 @@ def test_a_call_of_a_rank_that_is_back_is_sent_again_or_answered(
     assert done == [(7, 1, expected)]
 
 
+def test_a_call_that_cannot_be_sent_again_fails(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(body: Any) -> None:
+        raise OSError("no descriptor is left")
+
+    monkeypatch.setattr("rlinf_async._group.members.pack_body", refuse)
+    done: list[Any] = []
+    client: Any = members.client
+    client.answer_for = lambda number, slot, status, body: done.append((number, slot, status))
+    call: Any = SimpleNamespace(_call=7, _method="step", _again=[b""], _cancelled=False, _cancel_sent=False)
+    members._repeat(members.callee([0, 1]), call, 1)
+    assert done == [(7, 1, Status.UNKNOWN)]
+
+
 @pytest.mark.parametrize(
     ("deaths", "lost", "again"),
     [
