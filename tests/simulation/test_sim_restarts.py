@@ -20,6 +20,7 @@ from rlinf_async import (
 )
 from rlinf_async._cluster import supervision
 from rlinf_async._group.members import Members
+from rlinf_async.group import start_closing
 from rlinf_async.testing import SimCluster, sleep
 
 NOTES: list[tuple[int, int, str]] = []
@@ -316,6 +317,27 @@ def test_a_lone_rank_that_cannot_start_on_the_next_node_fails_its_calls(monkeypa
                         break
 
     sim.run(main)
+
+
+def test_a_restart_that_begins_at_the_close_leaves_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim, pause = SimCluster(nodes=2, seed=1), supervision._pause
+
+    async def main() -> Any:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = Lone.create_group().launch(cluster, NodePlacementStrategy([1]), name="lone", restart="rank")
+            await group
+
+            async def close_after(seconds: float) -> None:
+                await pause(seconds)
+                start_closing(group._members)
+                await asyncio.sleep(0)  # the close is the loop's next step, and the spawn the one after it
+
+            monkeypatch.setattr(supervision, "_pause", close_after)
+            sim.kill("lone", 0)
+            await asyncio.sleep(5)
+            return (await cluster.status(1))["groups"]
+
+    assert sim.run(main) == {}
 
 
 def test_a_constructor_that_finds_no_descriptor_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
