@@ -219,7 +219,10 @@ def test_callbacks_that_call_again_or_exit_keep_nobody_from_hearing(
     def leave(fact: str) -> None:
         raise SystemExit(3)
 
-    callbacks[:] = [again, leave, heard.append]
+    def look(fact: str) -> None:
+        raise asyncio.CancelledError
+
+    callbacks[:] = [again, look, leave, heard.append]
     client.user_loop = object() if on_user_loop else None
     members.call_back("on_death", callbacks, "it died")
     assert heard == ["it died", "it died"]
@@ -305,6 +308,17 @@ def test_a_death_that_is_told_at_the_moment_of_the_close_holds_no_call(client: C
     supervision: Any = SimpleNamespace(_changed=asyncio.Event(), _away={1: {}}, _working=None, _members=members)
     Supervision._look(supervision)
     assert answered == [(7, 1, Status.UNKNOWN)]
+
+
+def test_a_repeat_that_is_noted_while_others_are_sent_is_sent_later(client: Client, members: Members) -> None:
+    noted = members._repeats  # as by the thread that handles frames, in the middle of its append
+    members.release()
+    call: Any = SimpleNamespace(_call=7, _method="step", _again=None)
+    noted.append((members.callee([0, 1]), call, 1))
+    answered: list[tuple[int, int, Status]] = []
+    client.answer_for = lambda call, slot, status, body: answered.append((call, slot, status))  # type: ignore[attr-defined]
+    members.release()
+    assert answered == [(7, 1, Status.CANCELLED)]
 
 
 def test_what_follows_a_call_that_cannot_leave_may_make_calls(client: Client, members: Members) -> None:
