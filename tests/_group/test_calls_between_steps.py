@@ -18,6 +18,7 @@ from rlinf_async._group import members as module
 from rlinf_async._group.members import GroupCallee, Members
 from rlinf_async._group.pool_calls import PoolCalls
 from rlinf_async._group.rank_pool import PoolRequest, Standing
+from rlinf_async._recorder import recording
 from rlinf_async.any_rank import _AnyCall, _AnyStreamCall
 from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost
 from rlinf_async.handle import Handle
@@ -238,7 +239,12 @@ def pool_of(members: Members) -> PoolCalls:
     return pool
 
 
-def test_a_pooled_call_that_could_not_be_sent_is_no_call_that_is_late(client: Client, members: Members) -> None:
+def test_a_pooled_call_that_could_not_be_sent_is_no_call_that_is_late(
+    client: Client, members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[tuple[int, str]] = []
+    monkeypatch.setattr(recording, "end", lambda event, failed: ends.append((event, failed)))
+    monkeypatch.setattr(members, "record", lambda handler, method, ranks: setattr(handler._ended, "_event", 7))
     members.deadlines.limit = CallDeadline(5.0, "here")
     members.release()
     pool = pool_of(members)
@@ -252,6 +258,24 @@ def test_a_pooled_call_that_could_not_be_sent_is_no_call_that_is_late(client: Cl
     with pytest.raises(OSError, match="descriptor"):
         pool.submit(call, codec.encode(None))
     assert pool.unfinished() == []
+    assert ends == [(7, "OSError")]
+
+
+def test_a_pooled_call_that_is_late_before_it_leaves_takes_no_room(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members.release()
+    pool = pool_of(members)
+    method: Any = SimpleNamespace(name="step", streams=False, is_idempotent=False)
+    call, place = _AnyCall(pool, PoolRequest((0, 1)), method), pool._state.place
+
+    def expire(request: PoolRequest, now: float) -> Any:
+        call._expired = True  # as by the timer, on the loop's thread
+        return place(request, now)
+
+    monkeypatch.setattr(pool._state, "place", expire)
+    pool.submit(call, codec.encode(None))
+    assert pool._state.open == [{}, {}]
 
 
 def test_the_last_look_at_the_ranks_is_the_one_that_counts(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
