@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -117,6 +119,27 @@ def test_the_close_of_a_stream_does_not_wait_for_a_rank_that_is_away(client: Cli
     client.answer_for = lambda call, slot, status, body: answered.append((call, slot, status))  # type: ignore[attr-defined]
     stream.close()
     assert answered == [(7, 1, Status.CANCELLED)]
+
+
+class Looked(deque[Any]):
+    """The items of a stream, which another thread closes once it is known that there are some."""
+
+    def __init__(self, stream: StreamCall, items: Sequence[Any]) -> None:
+        super().__init__(items)
+        self._closing = threading.Thread(target=stream.close)
+
+    def __bool__(self) -> bool:
+        self._closing.start()
+        self._closing.join(0.1)
+        return True
+
+
+def test_a_stream_closed_in_another_thread_has_no_error(client: Client, members: Members) -> None:
+    members.release()
+    stream: Any = _call(members, StreamCall)
+    stream._items = Looked(stream, [(1, codec.encode("item").to_bytes())])
+    assert stream._next() == (1, "item")
+    stream._items._closing.join()
 
 
 @pytest.mark.parametrize("ends", ["cancel", "_expire"])
