@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import sys
+import threading
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, ClassVar, Final, TypeVar, cast
@@ -172,6 +173,8 @@ class Cluster:
         self._node_groups: tuple[NodeGroup, ...] = ()
         self._thread: LoopThread | None = None
         self._closing: Work[None] | None = None
+        # Several threads may launch or close; reentrant, as a signal handler may close in the middle of a close.
+        self._lock = threading.RLock()
         self._was_cut_off = False
         self._attached = context.client is not None
         self._responder_facts: dict[str, Any] = {}
@@ -587,7 +590,8 @@ class Cluster:
                 self._client.request(operations.Release("group", members.number), node=0)
             raise
         members.deadlines.begin(deadline, ready)
-        self._groups = [*(group for group in self._groups if not group.closed), members]
+        with self._lock:
+            self._groups = [*(group for group in self._groups if not group.closed), members]
         members.launching = self._client.run(self._start_group(members, plan))
         return WorkerGroup(members, worker_cls, ready=ready)
 
@@ -679,8 +683,10 @@ class Cluster:
                     await self._terminal.aclose()
 
     def _start_closing(self) -> Work[None]:
-        if self._closing is None:
-            self._closing = self._client.run(self._close(), what="the closing of the cluster")
+        if self._closing is None:  # else another thread may hold the lock until the loop has ended
+            with self._lock:
+                if self._closing is None:
+                    self._closing = self._client.run(self._close(), what="the closing of the cluster")
         return self._closing
 
     def _end_without_loop(self, error: ClosedError) -> None:
@@ -741,13 +747,14 @@ class Cluster:
 
     def _end_thread(self, thread: LoopThread) -> None:
         atexit.unregister(self.close)
-        try:
-            if not thread.loop.is_closed():
-                self._client.end_loop(thread)
-        finally:
-            # After an interrupt, end_loop() cancels the closing every second, even in its last steps.
-            if self._client.closed is None or any(line.exit_code is None for line in self._lifelines):
-                self._end_without_loop(ClosedError("the closing of the cluster was interrupted"))
+        with self._lock:  # a second stop of the loop would wait for a step that the loop does not run any more
+            try:
+                if not thread.loop.is_closed():
+                    self._client.end_loop(thread)
+            finally:
+                # After an interrupt, end_loop() cancels the closing every second, even in its last steps.
+                if self._client.closed is None or any(line.exit_code is None for line in self._lifelines):
+                    self._end_without_loop(ClosedError("the closing of the cluster was interrupted"))
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], what: str) -> Work[Any]:

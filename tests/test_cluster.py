@@ -48,6 +48,26 @@ def test_an_interrupt_of_close_leaves_no_process() -> None:
     assert cluster._lifelines[0].exit_code is not None
 
 
+def test_of_threads_that_close_together_each_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(log_to_driver=False)
+    end_loop, both, ended = cluster._client.end_loop, threading.Barrier(2), []
+
+    def end_together(thread: Any) -> None:
+        ended.append(thread)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.5)  # until each has seen that the loop is open, or only one may see it
+        end_loop(thread)
+
+    monkeypatch.setattr(cluster._client, "end_loop", end_together)
+    threads = [threading.Thread(target=cluster.close, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert len(ended) == 1
+
+
 def test_the_frameworks_variables_have_rlinfs_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RLINF_LOG_LEVEL", raising=False)
     assert Cluster.get_full_env_var_name(ClusterEnvVar.LOG_LEVEL) == "RLINF_LOG_LEVEL"
