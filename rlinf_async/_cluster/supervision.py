@@ -409,8 +409,8 @@ class Supervision:
         """Run the constructors. Kill ranks whose constructor failed, so that they are restarted again."""
         try:
             outcomes = await self._members.call_now(ranks, "__init__", self._construct).outcomes()
-        except (OSError, MemoryError) as error:  # until it is constructed, a worker answers no call
-            outcomes = [Outcome(rank, error=error) for rank in ranks]
+        except (OSError, MemoryError) as caught:  # until it is constructed, a worker answers no call
+            outcomes = [Outcome(rank, error=caught) for rank in ranks]
         raised = {outcome.rank: outcome.error for outcome in outcomes if outcome.error is not None}
         failed = {rank: error for rank, error in raised.items() if not isinstance(error, WorkerDied | NodeLost)}
         for rank, error in failed.items():
