@@ -63,6 +63,7 @@ class Queue:
         self._keys: dict[bytes, KeyQueue] = {}
         self._places = itertools.count()
         self._counts = QueueCounts()
+        self._is_freeing = False
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
@@ -383,12 +384,19 @@ class Queue:
                 self._run(key_queue, steps)
 
     def _free_bytes(self, steps: list[Step]) -> None:
-        """If incomplete batches use up the whole byte budget, fail one of them."""
-        if self.budget.deadlocked:
+        """While incomplete batches use up the whole byte budget, fail one after the other."""
+        # The returned items may go to the next waiting batch, so ``_withdraw`` calls this method again. One loop serves
+        # all of these calls; otherwise a few hundred batches would exceed Python's recursion limit.
+        # tests/_channels/state/test_queue.py::test_hundreds_of_batches_that_fill_all_bytes_in_turn_all_fail
+        if self._is_freeing:
+            return
+        self._is_freeing = True
+        while self.budget.blocked and self.budget.deadlocked:
             get = next(iter(self.budget.partial))
             del self.clients[get.consumer].gets[get.number]
             steps.append((QueueAction.OUT_OF_BYTES, get))
             self._withdraw([], [get], steps)
+        self._is_freeing = False
 
     # -- gets ---------------------------------------------------------------------------------------------------
 

@@ -262,6 +262,15 @@ def test_a_batch_that_fills_all_bytes_is_an_error_instead_of_a_standstill() -> N
     assert [item.body for item in queue.peek(K)] == ["a", "b"]
 
 
+def test_hundreds_of_batches_that_fill_all_bytes_in_turn_all_fail() -> None:
+    queue = Queue(max_bytes=1)
+    for consumer in range(C, C + 300):
+        queue.get(consumer, 1, K, 5)
+    queue.put(P, 1, K, 1, 1, "a")
+    assert acts(queue.put(P, 2, K, 1, 1, "b")) == [(QueueAction.OUT_OF_BYTES, 1)] * 300
+    assert [item.body for item in queue.peek(K)] == ["a"]
+
+
 def test_batches_that_gather_all_bytes_while_a_put_waits_are_no_standstill() -> None:
     queue = Queue(max_bytes=4)
     queue.put(P, 1, K, 1, 1, "a")
