@@ -28,7 +28,7 @@ from rlinf_async._core.argument_checks import MAX_INTEGER, seconds, switch, whol
 from rlinf_async._core.names import check_channel_name
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
-from rlinf_async._waits.thread_gate import may_wait, must_await
+from rlinf_async._waits.thread_gate import must_await
 from rlinf_async.work import BoolOrWork, IntOrWork, NoneOrWork, Work, blocking
 
 _DEFAULT_KEY: Final = "default_queue"
@@ -710,14 +710,7 @@ def _show(items: list[tuple[int, Callable[[], Any]]]) -> list[WeightedItem]:
 
 def _finish(request: QueueRequest[Any], async_op: bool) -> Any:
     """Return the request itself if the caller will await it, otherwise its result."""
-    if async_op or not may_wait():
-        return request
-    try:
-        return request.wait()
-    except BaseException:
-        if not request.done():  # the wait was interrupted before the request was done
-            request._abandon()
-        raise
+    return request if async_op else blocking(request)
 
 
 def _again(
