@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rlinf_async._channels.batching import MIN_BURST, Batching, Large, emptied
 from rlinf_async._channels.queue_errors import QueueEnd, error_of
-from rlinf_async._channels.request import Get, Put, QueueDestination, QueueQuery, QueueRequest
+from rlinf_async._channels.request import Confirmation, Get, Put, QueueDestination, QueueQuery, QueueRequest
 from rlinf_async._channels.state.put_window import PutWindow, cost
 from rlinf_async._client import peer_activity
 from rlinf_async._client.client import NodeClient
@@ -96,7 +96,8 @@ class RemoteQueue(QueueDestination):
             # Return dropped items first, because this request must find them in their places.
             self._withdraw_forgotten()
         over = self._over
-        if over is not None or self._lost:
+        # The end of a lease is no occasion for this error: its items would stay leased.
+        if over is not None or (self._lost and not isinstance(request, Confirmation)):
             request.refuse(over or self._loss_error())
             return
         # Avoid isinstance(), which takes a microsecond for an abstract base class.
@@ -115,6 +116,11 @@ class RemoteQueue(QueueDestination):
             request.refuse(self._over)
 
     def _start_put(self, put: Put) -> None:
+        self._send_in_turn(put)
+        if put._error is not None and not isinstance(put._error, Exception):
+            raise put._error
+
+    def _send_in_turn(self, put: Put) -> None:
         if put.mode == frames.WAIT:
             if self._window.enter(put, cost(put.nbytes)) and not self._leave(put):
                 self._fill_window()
@@ -137,7 +143,8 @@ class RemoteQueue(QueueDestination):
         self._puts[number] = put
         try:
             body, fds = pack_body(put.carried)
-        except Exception as error:
+        except BaseException as error:  # a signal handler may raise: tests/_channels/test_remote_queue.py::
+            # test_a_put_that_does_not_leave_is_no_gap_among_the_numbers_and_keeps_nothing_of_the_window
             self._skip(number)
             put._settle(error=error)
             return False
@@ -349,7 +356,7 @@ class RemoteQueue(QueueDestination):
             self.tell("taken", taken, now=True)
 
     def decode(self, body: Any, fds: list[int]) -> Any:
-        return codec.decode(open_body(body, fds) if fds else body)
+        return codec.decode(open_body(body, fds) if fds or type(body) is str else body)
 
     # -- from the daemon ----------------------------------------------------------------------------------------
 
@@ -359,8 +366,12 @@ class RemoteQueue(QueueDestination):
         if number >= 0:
             self._give(number, more, redelivered, body, fds)
         elif -number in self._queries:
-            make = functools.partial(codec.decode, open_body(body, fds))
-            self._queries[-number].items.append((weight, make))
+            try:
+                make = functools.partial(codec.decode, open_body(body, fds))
+            except Exception as error:  # mapping fails for lack of memory, or the body was lost on its way
+                self._queries.pop(-number).reject(error)
+            else:
+                self._queries[-number].items.append((weight, make))
         else:
             close_fds(fds)
 

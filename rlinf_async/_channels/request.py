@@ -16,7 +16,7 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.segment import close_fds
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
-from rlinf_async.errors import ClosedError, DeadlineExceeded, EndOfChannel, LeaseLost
+from rlinf_async.errors import ClosedError, DeadlineExceeded, EndOfChannel, LeaseLost, SerializationError
 from rlinf_async.work import Returnable, Work
 
 logger = own_logger(__name__)
@@ -343,10 +343,12 @@ class Get(QueueRequest[T], Returnable[T]):
                     self._open()
             if first and self.reader is None:
                 assert self.destination is not None
-                if not self.is_lease:
-                    self.destination.taken(self)
-                elif self._error is not None:  # the result raises, so the lease's block does not start
+                if self._error is not None and (self.is_lease or not isinstance(self._error, SerializationError)):
+                    # The result raises, so the caller has no item. Only items that nobody can rebuild do not return.
+                    self.had = 0
                     self.destination.withdraw(self)
+                elif not self.is_lease:
+                    self.destination.taken(self)
         return super()._result()
 
     def _open(self) -> None:
@@ -361,7 +363,7 @@ class Get(QueueRequest[T], Returnable[T]):
         if self.target is None:
             try:
                 self._value = destination.decode(*bodies[0])
-            except Exception as error:
+            except BaseException as error:
                 self._error = error
             return
         bodies.reverse()
@@ -369,7 +371,7 @@ class Get(QueueRequest[T], Returnable[T]):
         try:
             while bodies:
                 values.append(destination.decode(*bodies.pop()))
-        except Exception as error:
+        except BaseException as error:
             self._error = error
             for _, fds in bodies:
                 close_fds(fds)
