@@ -180,12 +180,16 @@ class Queue:
             if get.delivered and get.lease_s is None:
                 self._lose(get)
         self._withdraw([item for item in client.puts.values() if not item.sent], client.gets.values(), steps)
-        # A gap in the numbers is a message that the dead process never sent, so admit the sent items that follow the
-        # gap.
-        for _, early in sorted(client.early.items()):
-            if type(early) is Item and early.sent:
-                self._put(client, early, steps)
+        self._put_early(client, steps)
         return steps
+
+    def _put_early(self, client: QueueClient, steps: list[Step]) -> None:
+        # A gap in the numbers is a message that a dead process never sent, or that another thread of the process has yet
+        # to send. The sent items that follow the gap are admitted now, because their puts are done.
+        for number, early in sorted(client.early.items()):
+            if type(early) is Item and early.sent and number not in client.cancelled:
+                client.cancelled.add(number)
+                self._put(client, early, steps)
 
     def close(self, *, discard: bool = False) -> list[Step]:
         """Refuse puts, including waiting puts; gets end once all items have been taken.
@@ -195,6 +199,8 @@ class Queue:
         """
         steps: list[Step] = []
         if not self.closed:
+            for each in self.clients.values():
+                self._put_early(each, steps)
             self.closed = True
             for key_queue in self._keys.values():
                 waiting, key_queue.puts = key_queue.puts, OrderedDict()

@@ -192,6 +192,15 @@ def test_a_put_that_comes_twice_counts_once() -> None:
     assert queue.size(K) == 1
 
 
+@pytest.mark.parametrize("maxsize", [0, 1])
+def test_a_sent_item_that_waits_for_its_turn_outlives_the_close(maxsize: int) -> None:
+    queue = filled("a", maxsize=maxsize)
+    assert queue.put(P, 3, K, body="c", sent=True) == []
+    assert not queue.close()
+    assert acts(queue.put(P, 2, K, body="b")) == [(QueueAction.CLOSED, 2)]
+    assert [item.body for item in queue.peek(K)] == ["a", "c"]
+
+
 def test_what_comes_early_waits_for_its_turn() -> None:
     queue = Queue()
     assert queue.put(P, 2, K, body="b") == []
