@@ -184,7 +184,7 @@ class Queue:
         return steps
 
     def _put_early(self, client: QueueClient, steps: list[Step]) -> None:
-        # A gap in the numbers is a message that a dead process never sent, or that another thread of the process has yet
+        # A gap in the numbers is a message that a dead process never sent, or that another thread of the process is yet
         # to send. The sent items that follow the gap are admitted now, because their puts are done.
         for number, early in sorted(client.early.items()):
             if type(early) is Item and early.sent and number not in client.cancelled:
