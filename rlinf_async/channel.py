@@ -57,10 +57,10 @@ class Channel:
     Names are only used by ``create`` and ``connect``; a channel object always means the same channel. A new channel
     with the name of a closed one is a different channel.
 
-    A put is done when the channel has accepted the item. If the channel has neither ``maxsize`` nor ``max_bytes`` and
-    the producer runs on the channel's node, the put is done as soon as the item has been sent, because the daemon reads
-    everything that a killed process has sent. An item that arrives after a close is lost, and its producer's next
-    operation on the channel reports the loss.
+    A put is done when the channel has accepted the item. If the channel has neither ``maxsize`` nor ``max_bytes``, the
+    producer runs on the channel's node, and the item takes at most 4 MiB, the put is done as soon as the item has been
+    sent, because the daemon reads everything that a killed process has sent. An item that arrives after a close is
+    lost, and its producer's next operation on the channel reports the loss.
 
     In a coroutine, the methods start immediately and return a ``Work`` to await. Elsewhere they block and return the
     result, unless ``async_op=True``. For type checkers, the result is ``Any``, or a ``Work`` with ``async_op=True``.

@@ -149,12 +149,13 @@ class RemoteQueue(QueueDestination):
             put._settle(error=error)
             return False
         # A put counts as done once sent if nothing can keep the item out and the daemon reads everything that this
-        # process has sent, even if the process is killed. This holds only for a daemon on its own node. The first put
-        # waits for its answer, because a daemon reads only the sockets of known producers before it answers a size
-        # query.
+        # process has sent, even if the process is killed. This holds only for a daemon on its own node, and for a body
+        # that needs no descriptor there. The first put waits for its answer, because a daemon reads only the sockets of
+        # known producers before it answers a size query.
         # tests/channel/test_puts.py::test_what_was_put_outlives_a_producer_that_is_killed_at_once
         # tests/channel/test_puts.py::test_who_has_heard_that_something_was_put_finds_it
         is_sent = self._is_known_as_producer and not self._puts_are_answered and self.node == self._client.node
+        is_sent = is_sent and put.nbytes <= frames.MAX_UNSEALED_BYTES
         with put._lock:
             is_over = put._done
             if not is_over and is_sent and has_room and cost(put.nbytes) <= self._window.size:

@@ -141,6 +141,12 @@ def test_the_first_put_and_those_to_another_node_or_beyond_the_window_wait_for_a
     assert not put(far, "second").done()
 
 
+def test_a_put_that_needs_a_descriptor_waits_for_its_answer(client: Client, queue: RemoteQueue) -> None:
+    large = Put("obs", "key", b"key", 0, codec.encode(1), frames.MAX_UNSEALED_BYTES + 1, frames.WAIT, None)
+    queue.start(large)
+    assert modes(client) == [frames.WAIT]
+
+
 def test_puts_after_a_close_wait_for_their_answers(client: Client, queue: RemoteQueue) -> None:
     queue.on_queue_frame("answer_puts", None)
     assert not put(queue, 1).done()

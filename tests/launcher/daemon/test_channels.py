@@ -589,7 +589,7 @@ async def test_a_put_that_lost_its_content_is_refused(
     monkeypatch.setattr(
         routed_frames, "write_segment", Mock(side_effect=OSError(errno.EMFILE, "no descriptor is free"))
     )
-    monkeypatch.setattr(routed_frames, "_MAX_INLINE_BYTES", 8)
+    monkeypatch.setattr(frames, "MAX_UNSEALED_BYTES", 8)
     process = Process(daemon)
     await daemon.host(process.id)
     process.put(memoryview(bytes(9)), mode)
