@@ -155,7 +155,8 @@ class RemoteQueue(QueueDestination):
         # tests/channel/test_puts.py::test_what_was_put_outlives_a_producer_that_is_killed_at_once
         # tests/channel/test_puts.py::test_who_has_heard_that_something_was_put_finds_it
         is_sent = self._is_known_as_producer and not self._puts_are_answered and self.node == self._client.node
-        is_sent = is_sent and put.nbytes <= frames.MAX_UNSEALED_BYTES
+        # An earlier put of another thread, which is still being packed, would hold this one up at the daemon.
+        is_sent = is_sent and put.nbytes <= frames.MAX_UNSEALED_BYTES and len(self._window.leaving) == 1
         with put._lock:
             is_over = put._done
             if not is_over and is_sent and has_room and cost(put.nbytes) <= self._window.size:
@@ -166,6 +167,7 @@ class RemoteQueue(QueueDestination):
             self._skip(number)
             return False
         self._send_or_batch(put, body, fds)
+        self._window.leaving.discard(number)
         return True
 
     def _send_or_batch(self, put: Put, body: bytes | int, fds: Any) -> None:
@@ -203,6 +205,7 @@ class RemoteQueue(QueueDestination):
     def _skip(self, number: int) -> None:
         self._pop_put(number)
         self.tell("skip", [number])
+        self._window.leaving.discard(number)
 
     def _have_left(self, numbers: list[int]) -> None:
         for number in numbers:

@@ -147,6 +147,20 @@ def test_a_put_that_needs_a_descriptor_waits_for_its_answer(client: Client, queu
     assert modes(client) == [frames.WAIT]
 
 
+def test_a_put_waits_for_its_answer_while_an_earlier_one_is_packed(
+    client: Client, queue: RemoteQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pack(carried: Any) -> Any:
+        monkeypatch.undo()
+        put(queue, "later")  # by another thread
+        return pack_body(carried)
+
+    monkeypatch.setattr("rlinf_async._channels.remote_queue.pack_body", pack)
+    put(queue, "earlier")
+    put(queue, "last")
+    assert [(frame[5], frame[8]) for frame in client.sent] == [(3, frames.WAIT), (2, frames.SENT), (4, frames.SENT)]
+
+
 def test_puts_after_a_close_wait_for_their_answers(client: Client, queue: RemoteQueue) -> None:
     queue.on_queue_frame("answer_puts", None)
     assert not put(queue, 1).done()
