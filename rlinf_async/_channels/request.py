@@ -341,6 +341,9 @@ class Get(QueueRequest[T], Returnable[T]):
                 first = not self._is_opened and self._error is None
                 if first:
                     self._open()
+                    # Set this last: a waiter on another thread that finds it set reads the value. tests/_channels/
+                    # test_local_queue.py::test_who_asks_while_another_thread_rebuilds_the_item_has_it
+                    self._is_opened = True
             if first and self.reader is None:
                 assert self.destination is not None
                 if self._error is not None and (self.is_lease or not isinstance(self._error, SerializationError)):
@@ -354,7 +357,6 @@ class Get(QueueRequest[T], Returnable[T]):
     def _open(self) -> None:
         destination = self.destination
         assert destination is not None
-        self._is_opened = True
         if self.reader is not None:
             self._bodies.reverse()
             return

@@ -57,3 +57,24 @@ async def test_a_cancelled_task_returns_no_item_that_a_thread_awaits(monkeypatch
     await asyncio.wait([task])
     goes_on.set()
     assert await thread == "item"
+
+
+def test_who_asks_while_another_thread_rebuilds_the_item_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = LocalQueue("token", "here", 0, 0)
+    get: Get[Any] = Get("get() from", "here", None, b"k", None, None)
+    queue.start(get)
+    queue.start(Put("here", None, b"k", 0, "item", 1, frames.WAIT, None))
+    rebuilding, asked = threading.Event(), threading.Event()
+
+    def decode(body: Any, fds: Any) -> Any:
+        rebuilding.set()
+        asked.wait(0.3)
+        return body[0]
+
+    monkeypatch.setattr(queue, "decode", decode)
+    first = threading.Thread(target=get.wait)
+    first.start()
+    rebuilding.wait(10)
+    assert get.wait() == "item"
+    asked.set()
+    first.join(10)
