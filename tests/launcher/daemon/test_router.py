@@ -149,7 +149,7 @@ def test_a_body_without_memory_stays_inline_or_is_explained(
         raise OSError(errno.EMFILE, "no descriptor is free")
 
     monkeypatch.setattr(routed_frames, "write_segment", fail)
-    monkeypatch.setattr(routed_frames, "_MAX_INLINE_BYTES", 8)
+    monkeypatch.setattr(frames, "MAX_UNSEALED_BYTES", 8)
     (driver, _), (worker, sent) = attach(router, "driver"), attach(router, "worker")
     route, content = frames.route_to([worker.id]), memoryview(bytes(nbytes))
     router.from_endpoint(driver, [frames.CALL, 0, driver.id, route, 7, "step", 0, content], [])
