@@ -205,15 +205,25 @@ def sweep() -> dict[int, int]:
         workers = [child for child in found if not is_tracker(child)]
         if not workers:
             _await_ends(found, TRACKERS_S)
-        for child in workers or found:
-            with contextlib.suppress(PermissionError):  # another user's process cannot be killed
-                os.kill(child, signal.SIGKILL)
+        killed = [child for child in workers or found if _kill(child)]
         try:
-            pid, status = os.waitpid(-1, 0)
+            # Do not wait if all that is left runs as another user, because only its own end would end the wait.
+            pid, status = os.waitpid(-1, os.WNOHANG if found and not killed else 0)
         except ChildProcessError:
+            return codes
+        if not pid:
             return codes
         codes[pid] = os.waitstatus_to_exitcode(status)
         remove_cuda_files(pid)
+
+
+def _kill(child: int) -> bool:
+    """Kill a child; return False if it now runs as another user, as with sudo."""
+    try:
+        os.kill(child, signal.SIGKILL)
+    except PermissionError:
+        return False
+    return True
 
 
 def _await_ends(pids: list[int], seconds: float) -> None:

@@ -104,3 +104,22 @@ def test_scripts_are_killed_except_memory_trackers(tmp_path: Path, monkeypatch: 
         patch.setattr(os, "kill", lambda *how: killed.append(how))
         guardian.end_scripts([str(tmp_path)])
     assert killed == [(script.pid, signal.SIGKILL)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start another user's process")
+@pytest.mark.parametrize("end", ["guardian.sweep()", "orphans._others.clear(); orphans.end()"])
+def test_a_child_that_runs_as_another_user_is_left_alone(end: str) -> None:
+    program = f"""
+import os, sys
+from rlinf_launcher.daemon import guardian
+from rlinf_launcher.orphans import Orphans
+orphans = Orphans("0a1b2c3d")
+pid = os.fork()
+if not pid:
+    sys.stdin.read()  # its environment is not readable either
+    os._exit(0)
+os.setresuid(65534, 65534, 65534)
+{end}
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
+        assert process.wait(20) == 0
