@@ -15,7 +15,7 @@ from .run_places import NoSuchRun
 from .run_view import look
 from .text_output import TextOutput
 
-_NOT_KILLED: Final = "it is a subprocess of a worker, or has ended meanwhile"
+_NOT_KILLED: Final = "it is still being started, is a subprocess of a worker, or has ended meanwhile"
 _REASON: Final = "was killed by an operator (rlinf-ctl kill)"
 
 
