@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rlinf_async import settings
 from rlinf_async._core import import_hook
 from rlinf_async._core.own_start import interpreter_flags
-from rlinf_async._recorder.run_files import bundle_name, usual_log_parent
+from rlinf_async._recorder.run_files import bundle_name, temporary_folder, usual_log_parent
 from rlinf_async._wire.lifeline import Lifeline
 from rlinf_async._wire.mesh import launch_error, start_nodes
 from rlinf_async._wire.node_config import NodeConfig
@@ -263,7 +262,7 @@ class Job:
         self._report.ready(self._shape())
 
     def _expected_logs(self) -> str:
-        return str(self._options.log_dir or usual_log_parent(Path(tempfile.gettempdir())) / self.run_id)
+        return str(self._options.log_dir or usual_log_parent(temporary_folder()) / self.run_id)
 
     async def _pack(self) -> Archive | None:
         folder = self._options.sync
