@@ -83,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _preview(nodes, source, options, variables)
     except ConfigError as error:
         return _refuse(str(error), as_json=as_json)
+    except KeyboardInterrupt:  # while the hosts are read from stdin, for example
+        return INTERRUPTED
     # The terminal writes in a thread, so that an unread stderr cannot block the handling of signals and lost nodes.
     terminal = Terminal()
     frame = ('{"event": "note", "text": "', '"}') if options.json else ("rlinf-launch: ", "")
