@@ -199,6 +199,9 @@ class Preloads:
 
     async def _find(self, plain: ForkServer, wanted: PreloadRequest, on_refused: OnRefused) -> PreloadedTemplate | None:
         place = wanted.surroundings
+        # Not in the loop, which would never end if it forgot this launch's own refusals.
+        for key_of_old in list(self._refused)[:-MOST_REFUSED]:
+            del self._refused[key_of_old]
         while modules := tuple(each for each in wanted.modules if (each, place) not in self._refused):
             key = (modules, place)
             async with self._forking:
@@ -224,8 +227,6 @@ class Preloads:
                 )
             if refusal is not None and (refusal.module, place) not in self._refused:
                 self._refused[refusal.module, place] = refusal.reason
-                for key_of_old in list(self._refused)[:-MOST_REFUSED]:
-                    del self._refused[key_of_old]
                 on_refused(refusal)
         return None
 

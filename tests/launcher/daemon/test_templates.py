@@ -258,6 +258,21 @@ class Importer:
         self.has_ended = True
 
 
+async def test_a_launch_ends_although_more_modules_refuse_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    preloads = Preloads(lambda: None)
+    plain: Any = object()
+    names = ["a", "b", "c"]
+    refused = iter(names)  # a fourth template is an error
+
+    async def fork(*_: Any) -> Any:
+        return Importer(Refusal(next(refused), "it starts a thread"))
+
+    monkeypatch.setattr(preloads, "_fork", fork)
+    monkeypatch.setattr(preloads_module, "MOST_REFUSED", 2)
+    async with preloads.use(plain, wanted(spawn(own_modules=names)), lambda _: None) as template:
+        assert template is plain
+
+
 async def test_a_template_is_reused_until_its_modules_change_or_refuse(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
