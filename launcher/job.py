@@ -7,8 +7,10 @@ import os
 import secrets
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -268,7 +270,18 @@ class Job:
         folder = self._options.sync
         if folder is None or all(node.is_here for node in self._nodes):
             return None
-        archive = await asyncio.to_thread(pack, folder)
+        packed: Future[Archive] = Future()
+        packed.set_running_or_notify_cancel()
+
+        def work() -> None:
+            try:
+                packed.set_result(pack(folder))
+            except BaseException as error:
+                packed.set_exception(error)
+
+        # Not in the loop's executor: an interrupted launcher would wait for its threads, and a folder may be huge.
+        threading.Thread(target=work, name="rlinf-pack", daemon=True).start()
+        archive = await asyncio.wrap_future(packed)
         if archive.warning:
             self._report.warn(archive.warning)
         self._report.note(f"--sync ships {folder}: {archive.files} files, {len(archive.data) / 1e6:.1f} MB compressed")

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -333,6 +334,24 @@ async def test_a_start_that_is_interrupted_leaves_nothing(stage: Stage, report: 
     assert main.cancelled()
     assert time.monotonic() - began < 10
     assert processes_of(job.run_id) == []
+
+
+async def test_an_interrupted_launcher_does_not_wait_for_the_archive(
+    stage: Stage, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = threading.Event()
+    monkeypatch.setattr(job_module, "pack", lambda folder: packed.wait())
+    late = threading.Timer(3, packed.set)
+    late.start()
+    job = stage.job(report, [Host("there")], sync=stage.folder)
+    loop = asyncio.get_running_loop()
+    loop.call_later(0.1, job.interrupt, signal.SIGTERM)
+    with pytest.raises(asyncio.CancelledError):
+        await life(job)
+    await loop.shutdown_default_executor()
+    assert not packed.is_set()
+    late.cancel()
+    packed.set()
 
 
 async def test_who_ignores_the_first_interrupt_is_killed_within_five_seconds(stage: Stage, report: Report) -> None:
