@@ -96,9 +96,13 @@ def guard(daemon: Callable[[bytes, int, SignOfLife], int]) -> NoReturn:
     # tests/test_orphans.py::test_nothing_is_left_of_a_plain_script
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     guardian = os.getpid()
-    read_end, write_end = os.pipe()
-    sign = SignOfLife()
-    pid = os.fork()
+    try:
+        read_end, write_end = os.pipe()
+        sign = SignOfLife()
+        pid = os.fork()
+    except OSError as error:  # a limit on processes or open files, for example
+        remove(made_before(line))
+        sys.exit(f"rlinf daemon: it cannot be forked: {error}")
     if pid == 0:
         os.close(read_end)
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -51,6 +52,22 @@ def test_without_a_configuration_the_prepared_folder_is_removed(tmp_path: Path) 
         [sys.executable, "-c", program, prepared], stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     assert "stdin ended before the first line" in ended.stderr
+    assert not prepared.exists()
+
+
+def test_a_guardian_that_cannot_fork_removes_the_prepared_folder(tmp_path: Path) -> None:
+    prepared = tmp_path / "prepared"
+    prepared.mkdir()
+    program = """
+import os
+from rlinf_launcher.daemon import guardian
+def refuse(): raise BlockingIOError(11, "no more processes")
+os.fork = refuse
+guardian.guard(print)
+"""
+    line = json.dumps({"run_dir": str(prepared), "node": 0}) + "\n"
+    ended = subprocess.run([sys.executable, "-c", program], input=line, capture_output=True, text=True)
+    assert ended.stderr == "rlinf daemon: it cannot be forked: [Errno 11] no more processes\n"
     assert not prepared.exists()
 
 
