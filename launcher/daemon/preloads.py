@@ -25,7 +25,7 @@ from .leftovers import Leftovers
 from .process_state import private_bytes, resident_bytes
 
 MOST_KEPT: Final = 8
-"""Limit on preloaded templates per node, because a script that changes its environment would create more and more."""
+"""Limit on templates of a kind per node, because a script that changes its environment would create more and more."""
 
 MOST_REFUSED: Final = 64  # limit on remembered refusals per node, for the same reason
 
@@ -102,7 +102,6 @@ class PreloadedTemplate(ForkServer):
 
     Attributes:
         outcome: resolves to None when ready, or to the refusal.
-        users: number of launches that are about to fork from this template.
     """
 
     def __init__(
@@ -118,7 +117,6 @@ class PreloadedTemplate(ForkServer):
         super().__init__(plain.python, control, pid, plain.open_files, log)
         self.modules = modules
         self.outcome: asyncio.Future[Refusal | None] = loop.create_future()
-        self.users = 0
         self._importing = modules[0]
         self._leftovers = Leftovers(loop, pid, token, lambda: None)
         seconds = settings.PRELOAD_TIMEOUT_S()

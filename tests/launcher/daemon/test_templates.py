@@ -32,6 +32,7 @@ class Made:
     """A template that only records its environment."""
 
     dead = is_closed = False
+    users = 0
 
     def __init__(self, python: str, environment: Mapping[str, str], *rest: Any) -> None:
         self.environment = dict(environment)
@@ -63,6 +64,18 @@ def test_only_variables_read_at_start_need_another_template(
     assert usual.is_closed
     assert found.is_closed
     assert preloaded.is_closed
+
+
+async def test_of_many_environments_the_templates_longest_unused_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "Template", Made)
+    monkeypatch.setattr(templates, "MOST_KEPT", 2)
+    request = wanted(spawn(own_modules=[]))
+    with closing(Templates("python", NODE, open_files=1024)) as kept:
+        made: list[Any] = [kept.get({"OMP_NUM_THREADS": str(number)}) for number in range(3)]
+        async with kept.preloaded(made[0], request, lambda _: None):
+            async with kept.preloaded(made[2], request, lambda _: None):
+                pass
+            assert [each.is_closed for each in made] == [False, True, False]
 
 
 @pytest.fixture
