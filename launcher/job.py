@@ -41,6 +41,7 @@ _SCRIPT_GRACE_S: Final = 2.5  # limit for the script after Ctrl-C; the whole shu
 _ALL_GRACE_S: Final = 4.0
 _OWN_REPORT_S: Final = 0.5  # limit for a lost node's own lifeline to explain a loss that another node reported
 _CUT_TIMEOUT_S: Final = 1.5  # limit for processes that need no clean shutdown or must not have one
+_END_COMMAND_TIMEOUT_S: Final = 10.0  # limit for srun, which retries for ever while a node of the job is down
 _BUNDLE_TIMEOUT_S: Final = 3.0
 _VERDICT_TIMEOUT_S: Final = 8.0
 """Limit for the bundle of a run that may be stuck: processes are asked twice, and each silent one takes a second."""
@@ -395,10 +396,7 @@ class Job:
         command = self._nodes[rank].connector.end_command(self._inspection.answers[rank])
         if command and (self._lifelines[rank].exit_code or 0) < 0:
             ending = await Lifeline.start(command, name=self._nodes[rank].name)
-            try:
-                await ending.wait()
-            finally:
-                await ending.close(_CUT_TIMEOUT_S)
+            await ending.close(_END_COMMAND_TIMEOUT_S)
 
     def _show_loss(self, rank: int, reason: str) -> None:
         if self._phase != "stopping" and rank not in self._shown:
