@@ -211,6 +211,8 @@ class Job:
         elif self._phase == "running" and self._driver is not None:
             self._driver.interrupt(number)
             loop.call_later(_SCRIPT_GRACE_S, self._driver.kill)
+        elif self._phase == "stopping":  # the nodes have been given more time
+            loop.call_later(_ALL_GRACE_S, self._end_at_once.set)
 
     def kill(self) -> None:
         self.was_interrupted = True

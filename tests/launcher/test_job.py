@@ -337,6 +337,18 @@ async def test_a_start_that_is_interrupted_leaves_nothing(stage: Stage, report: 
     assert processes_of(job.run_id) == []
 
 
+async def test_an_interrupt_shortens_an_end_that_has_begun(
+    stage: Stage, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_module, "_ALL_GRACE_S", 0.5)
+    stage.behaviour = {"localhost": "stubborn"}
+    job = stage.job(report)
+    async with asyncio.timeout(10):
+        async with job:
+            assert await job.run_script() == 0
+            asyncio.get_running_loop().call_later(0.1, job.interrupt, signal.SIGINT)
+
+
 async def test_a_command_that_cannot_end_a_daemon_does_not_hold_the_launcher(
     stage: Stage, report: Report, screen: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
