@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import select
 import signal
 import subprocess
@@ -192,6 +193,18 @@ def test_closed_standard_descriptors_are_no_crash(words: str) -> None:
 def test_ctrl_c_while_hosts_are_read_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "find_hosts", Mock(side_effect=KeyboardInterrupt))
     assert main.main(["--hosts", "-", "--check"]) == 130
+
+
+def test_the_limit_of_open_files_follows_the_number_of_nodes() -> None:
+    usual, utmost = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, utmost))
+        main._allow_open_files(1)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 256
+        main._allow_open_files(200)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 3 * 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (usual, utmost))
 
 
 def test_a_wrong_hosts_file_is_shown_with_place_and_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
