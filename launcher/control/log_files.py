@@ -119,9 +119,8 @@ async def show_logs(
             for group in sorted(view.groups().keys() - {file.group for file in files}):
                 output.note(f"of group {group!r} there are no logs in {attachment.welcome['log_dir']}")
         remote = [log for log in remote if log.copy in {file.path for file in files}]
-        async with asyncio.TaskGroup() as tasks:
-            for log in remote:
-                tasks.create_task(log.begin(tail))
+        # Not in a TaskGroup, whose ExceptionGroup would hide the OSError of a copy on a full disk.
+        await asyncio.gather(*(log.begin(tail) for log in remote))
         _note_troubles(remote, output)
         _print(files, output, tail, follow=follow)
         if follow:
@@ -244,9 +243,7 @@ async def _follow(
             changed.clear()
             attachment.deadline = loop.time() + timeout
             reading = [log for log in remote if not log.trouble]
-            async with asyncio.TaskGroup() as tasks:
-                for log in reading:
-                    tasks.create_task(log.follow())
+            await asyncio.gather(*(log.follow() for log in reading))
             if not attachment.lost.done():  # reading a remote log always fails after the run has ended
                 _note_troubles(reading, output)
             for file in files:
