@@ -204,12 +204,16 @@ class Preloads:
             key = (modules, place)
             async with self._forking:
                 template = self._made.get(key)
+                is_known = template is not None and not template.dead
                 if template is None or template.dead:
                     template = self._made[key] = await self._fork(plain, key)
             template.users += 1
             try:
                 refusal = await asyncio.shield(template.outcome)
-                changed = refusal is None and (await template.ask({"changed_files": True}))["changed_files"]
+                # A template of this launch is not asked: files that always look changed would never let the loop end.
+                changed = (
+                    is_known and refusal is None and (await template.ask({"changed_files": True}))["changed_files"]
+                )
                 if refusal is None and not changed:
                     self._made[key] = self._made.pop(key, template)
                     template.users += 1  # count the caller as a user, too

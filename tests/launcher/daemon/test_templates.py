@@ -286,6 +286,22 @@ async def test_a_launch_ends_although_more_modules_refuse_than_are_remembered(mo
         assert template is plain
 
 
+async def test_files_that_always_look_changed_cost_each_launch_one_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    preloads = Preloads(lambda: None)
+    made: list[Any] = [Importer(), Importer()]
+    for each in made:
+        each.is_old = True
+    to_make = iter(made)
+
+    async def fork(*_: Any) -> Any:
+        return next(to_make)
+
+    monkeypatch.setattr(preloads, "_fork", fork)
+    for each in made:
+        async with preloads.use(made[0], wanted(spawn()), lambda _: None) as template:
+            assert template is each
+
+
 async def test_a_template_is_reused_until_its_modules_change_or_refuse(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
