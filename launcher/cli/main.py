@@ -119,9 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _allow_open_files(nodes: int) -> None:
-    """Raise the soft limit on open files if the nodes need more: each takes a socket, a pipe and a pidfd."""
     usual, utmost = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _OPEN_FILES + 4 * nodes
+    needed = _OPEN_FILES + 4 * nodes  # a node takes a socket, a pipe and a pidfd
     if 0 <= usual < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed if utmost < 0 else min(needed, utmost), utmost))
 

@@ -88,10 +88,7 @@ def control_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class ForkServer:
-    """Client for a template process that forks workers; the workers become children of this daemon.
-
-    ``users`` counts the launches that are about to fork from this template.
-    """
+    """Client for a template process that forks workers; the workers become children of this daemon."""
 
     doing = "importing torch"  # the template's activity until it is ready, for error messages
 
@@ -121,7 +118,7 @@ class ForkServer:
             raise LaunchError(f"the worker template could not be watched: {error}{limit_met(error)}") from error
         self._has_ended = False
         self.open_files = open_files
-        self.users = 0
+        self.users = 0  # launches that are about to fork from this template
         self._to_send: deque[tuple[bytes, Sequence[int], _Answer]] = deque()
         self._waiting: deque[_Answer] = deque()
         self._timeout: asyncio.TimerHandle | None = None

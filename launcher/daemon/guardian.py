@@ -222,10 +222,9 @@ def sweep() -> dict[int, int]:
 
 
 def _kill(child: int) -> bool:
-    """Kill a child; return False if it now runs as another user, as with sudo."""
     try:
         os.kill(child, signal.SIGKILL)
-    except PermissionError:
+    except PermissionError:  # the child now runs as another user, as with sudo
         return False
     return True
 
