@@ -189,7 +189,8 @@ class OpenAIServer:
         assert self._server is not None
         if self.uds is not None and not self._server.should_exit:
             # Another server may take the path while the last requests end, so do not remove it after them.
-            Path(self.uds).unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.uds)
         self._server.should_exit = True
         for events in self._requests:
             events.put_nowait(ClosedError(_CLOSING))
