@@ -187,10 +187,8 @@ class OpenAIServer:
     async def __aexit__(self, *exc_info: object) -> None:
         assert self._socket is not None
         assert self._server is not None
-        if self.uds is not None and not self._server.should_exit:
-            # Another server may take the path while the last requests end, so do not remove it after them.
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.uds)
+        if not self._server.should_exit:  # another server may take the path while the last requests end
+            self._forget_path()
         self._server.should_exit = True
         for events in self._requests:
             events.put_nowait(ClosedError(_CLOSING))
@@ -198,6 +196,10 @@ class OpenAIServer:
             await outlast(self._end(self._server))
         finally:
             self._socket.close()
+
+    def _forget_path(self) -> None:
+        if self.uds is not None:
+            Path(self.uds).unlink(missing_ok=True)
 
     async def _end(self, server: _Server) -> None:
         assert self._task is not None
