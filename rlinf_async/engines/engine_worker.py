@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import gc
-from collections.abc import AsyncIterator, Sequence
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
-from rlinf_async._core import operations
+from rlinf_async._core import clock, operations
 from rlinf_async._group.idempotent import idempotent
 from rlinf_async._worker import context
 from rlinf_async.engines.engine import EngineSettings, check_model, encode_prompt, engine_class
 from rlinf_async.engines.generation import Chunk, Request
 from rlinf_async.errors import ConfigError
+from rlinf_async.weights.waiting.execution import outlast
 from rlinf_async.worker import Worker
 
 
@@ -66,14 +69,19 @@ class EngineWorker(Worker):
         prompt = encode_prompt(self._engine.tokenizer, request)
         chunks = self._engine.generate(request, prompt, prefix)
         waiting: Chunk | None = None
-        async with contextlib.aclosing(chunks):  # type: ignore[type-var]
-            async for chunk in chunks:
+        end = len(prefix)
+        async with contextlib.aclosing(_with_signs(chunks, self._settings.stall_timeout)) as signs:
+            async for chunk in signs:
                 # vLLM yields the first token immediately, and a message for it alone would cost as much as a message
                 # for all the others.
-                waiting = (waiting and waiting.extended(chunk)) or chunk
-                if waiting.finish_reason is not None or len(waiting.tokens) >= request.chunk_tokens:
-                    yield waiting
-                    waiting = None
+                if chunk is not None:
+                    waiting = (waiting and waiting.extended(chunk)) or chunk
+                    if waiting.finish_reason is None and len(waiting.tokens) < request.chunk_tokens:
+                        continue
+                waiting = waiting or Chunk(end, [], [], [])
+                end = waiting.start + len(waiting.tokens)
+                yield waiting
+                waiting = None
 
     async def tokenize(self, request: Request) -> list[int]:
         """Return the token ids of the request's prompt."""
@@ -108,3 +116,25 @@ class EngineWorker(Worker):
 
     async def on_close(self) -> None:
         await self._engine.close()
+
+
+async def _with_signs(chunks: AsyncIterator[Chunk], every_s: float | None) -> AsyncGenerator[Chunk | None, None]:
+    # Yield the chunks, and None every ``every_s`` seconds. Callers consider a rank that sends nothing for twice this
+    # time frozen, but an engine may be silent for longer: while the user pauses it, or while vLLM compiles.
+    async with contextlib.aclosing(chunks):  # type: ignore[type-var]
+        due = math.inf if every_s is None else clock.monotonic() + every_s
+        while True:
+            coming = asyncio.ensure_future(anext(chunks))
+            try:
+                while not coming.done():
+                    left = None if every_s is None else due - clock.monotonic()
+                    await asyncio.wait([coming], timeout=left)
+                    if every_s is not None and clock.monotonic() >= due:
+                        yield None
+                        due = clock.monotonic() + every_s
+                yield coming.result()
+            except StopAsyncIteration:
+                return
+            finally:
+                coming.cancel()
+                await outlast(asyncio.gather(coming, return_exceptions=True))

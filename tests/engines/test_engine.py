@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from rlinf_async.engines.engine import Engine, EngineSettings, Trainer
-from rlinf_async.engines.generation import Chunk, Request
+from rlinf_async.engines.engine_worker import EngineWorker
+from rlinf_async.engines.generation import Chunk, Completion, Request
 
 
 class IdleEngine(Engine):
@@ -92,3 +93,32 @@ async def test_a_silent_engine_ends_with_a_stall_also_amid_an_update(is_updated:
     request.cancel()
     with pytest.raises(asyncio.CancelledError):
         await request
+
+
+class SlowEngine(IdleEngine):
+    is_closed = False
+
+    async def generate(
+        self, request: Request, prompt: Sequence[int], prefix: Sequence[int] = ()
+    ) -> AsyncIterator[Chunk]:
+        try:
+            for position in range(2):
+                yield Chunk(position, [position], [-1.0], [3], prompt_tokens=[5])
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self.is_closed = True
+
+
+async def test_a_stream_shows_that_its_rank_is_alive_while_the_engine_is_silent() -> None:
+    worker = object.__new__(EngineWorker)
+    worker._engine = engine = SlowEngine(at_once)
+    worker._settings = EngineSettings("", {}, stall_timeout=0.01)
+    stream: Any = worker.stream(Request([5]))
+    completion = Completion()
+    while len(completion.tokens) < 2:
+        completion.add(await anext(stream))
+    for _ in range(2):
+        assert await anext(stream) == Chunk(2, [], [], [])
+    assert not engine.is_closed
+    await stream.aclose()
+    assert engine.is_closed
