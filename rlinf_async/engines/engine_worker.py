@@ -13,7 +13,7 @@ from rlinf_async._core import clock, operations
 from rlinf_async._group.idempotent import idempotent
 from rlinf_async._worker import context
 from rlinf_async.engines.engine import EngineSettings, check_model, encode_prompt, engine_class
-from rlinf_async.engines.generation import Chunk, Request
+from rlinf_async.engines.generation import Chunk, Completion, Request
 from rlinf_async.errors import ConfigError
 from rlinf_async.weights.waiting.execution import outlast
 from rlinf_async.worker import Worker
@@ -60,28 +60,36 @@ class EngineWorker(Worker):
         Raises:
             ValueError: the model cannot handle this request.
         """
-        if resume and resume[-1].finish_reason is not None:  # only the stream's end was lost
+        so_far = Completion()
+        for chunk in resume:
+            so_far.add(chunk)
+        if so_far.finish_reason is not None:  # only the stream's end was lost
             return
-        prefix = [token for chunk in resume for token in chunk.tokens]
-        is_mixed = any(version != self._engine.version for chunk in resume for version in chunk.versions)
-        if is_mixed and self._settings.on_update != "keep":
-            prefix = []
-        prompt = encode_prompt(self._engine.tokenizer, request)
-        chunks = self._engine.generate(request, prompt, prefix)
         waiting: Chunk | None = None
-        end = len(prefix)
-        async with contextlib.aclosing(_with_signs(chunks, self._settings.stall_timeout)) as signs:
-            async for chunk in signs:
+        end = len(so_far.tokens)
+        sampled = self._sample(request, so_far)
+        async with contextlib.aclosing(_with_signs(sampled, self._settings.stall_timeout)) as signs:
+            async for came in signs:
                 # vLLM yields the first token immediately, and a message for it alone would cost as much as a message
                 # for all the others.
-                if chunk is not None:
-                    waiting = (waiting and waiting.extended(chunk)) or chunk
+                if came is not None:
+                    waiting = (waiting and waiting.extended(came)) or came
                     if waiting.finish_reason is None and len(waiting.tokens) < request.chunk_tokens:
                         continue
                 waiting = waiting or Chunk(end, [], [], [])
                 end = waiting.start + len(waiting.tokens)
                 yield waiting
                 waiting = None
+
+    async def _sample(self, request: Request, so_far: Completion) -> AsyncIterator[Chunk]:
+        prompt = encode_prompt(self._engine.tokenizer, request)
+        is_mixed = any(version != self._engine.version for version in so_far.versions)
+        prefix = [] if is_mixed and self._settings.on_update != "keep" else so_far.tokens
+        # The engine compares the version of this moment with later ones, so begin before the loop's next step.
+        chunks = self._engine.generate(request, prompt, prefix)
+        async with contextlib.aclosing(chunks):  # type: ignore[type-var]
+            async for chunk in chunks:
+                yield chunk
 
     async def tokenize(self, request: Request) -> list[int]:
         """Return the token ids of the request's prompt."""

@@ -166,7 +166,8 @@ class HttpEngine(VllmBacked):
         prefix_version = self._version
         with self._progress.of_one() as note:
             while True:
-                await self._resumed.wait()
+                while not self._resumed.is_set():  # the next update may begin before this task runs
+                    await self._resumed.wait()
                 if self._version != prefix_version:  # all tokens must come from one version: start over
                     prefix = ()
                 if len(prefix) >= limit:

@@ -25,6 +25,7 @@ EXTENSION: Final = "rlinf_async.engines.vllm_weights.WorkerExtension"
 _COMPILE_S: Final = 300.0
 # Seconds within which the exit of a failed vLLM process is noticed.
 _DEATH_S: Final = 30.0
+_NOTICE_S: Final = 1.0
 
 
 class VllmBacked(Engine):
@@ -69,7 +70,13 @@ class VllmBacked(Engine):
         try:
             await super().serve()
         except Exception:
-            self._processes.kill()  # vLLM would wait several seconds for a dead or hung process to shut down
+            try:
+                # A request to a process that exits may fail before the exit is noticed, whose error names the process.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_NOTICE_S):
+                        await self._processes.ended()
+            finally:
+                self._processes.kill()  # vLLM would wait several seconds for a dead or hung process to shut down
             raise
         finally:
             self._processes.close()
