@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 from rlinf_async._core import clock
@@ -139,6 +140,12 @@ class VllmBacked(Engine):
             "load_s": loaded - paused,
             "pause_s": clock.monotonic() - begun,
         }
+
+    async def _after_pauses(self, prefix: Sequence[int], version: int) -> Sequence[int]:
+        """Wait for the end of all pauses. Return the prefix of this version; nothing if a new version was loaded."""
+        while not self._resumed.is_set():  # the next update may begin before this task runs
+            await self._resumed.wait()
+        return prefix if self._version == version else ()
 
     async def _fail_with_the_rank(self, error: Exception) -> NoReturn:
         """Wait for this rank to exit, so that another rank takes over the request; raise the error if it does not."""
