@@ -142,7 +142,7 @@ class VllmBacked(Engine):
         }
 
     async def _after_pauses(self, prefix: Sequence[int], version: int) -> Sequence[int]:
-        """Wait for the end of all pauses. Return the prefix of this version; nothing if a new version was loaded."""
+        # Wait for the end of all pauses. Return the prefix, which comes from ``version``, if that is still the version.
         while not self._resumed.is_set():  # the next update may begin before this task runs
             await self._resumed.wait()
         return prefix if self._version == version else ()
