@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
-import math
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any
 
-from rlinf_async._core import clock, operations
+from rlinf_async._core import operations
 from rlinf_async._group.idempotent import idempotent
 from rlinf_async._worker import context
 from rlinf_async.engines.engine import EngineSettings, check_model, encode_prompt, engine_class
@@ -129,20 +129,25 @@ class EngineWorker(Worker):
 async def _with_signs(chunks: AsyncIterator[Chunk], every_s: float | None) -> AsyncGenerator[Chunk | None, None]:
     # Yield the chunks, and None every ``every_s`` seconds. Callers consider a rank that sends nothing for twice this
     # time frozen, but an engine may be silent for longer: while the user pauses it, or while vLLM compiles.
-    async with contextlib.aclosing(chunks):  # type: ignore[type-var]
-        due = math.inf if every_s is None else clock.monotonic() + every_s
-        while True:
-            coming = asyncio.ensure_future(anext(chunks))
-            try:
-                while not coming.done():
-                    left = None if every_s is None else due - clock.monotonic()
-                    await asyncio.wait([coming], timeout=left)
-                    if every_s is not None and clock.monotonic() >= due:
-                        yield None
-                        due = clock.monotonic() + every_s
-                yield coming.result()
-            except StopAsyncIteration:
-                return
-            finally:
-                coming.cancel()
-                await outlast(asyncio.gather(coming, return_exceptions=True))
+    came: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def sample() -> None:
+        async with contextlib.aclosing(chunks):  # type: ignore[type-var]
+            async for chunk in chunks:
+                came.put_nowait(chunk)
+
+    async def sign() -> None:
+        while every_s is not None:
+            await asyncio.sleep(every_s)
+            came.put_nowait(None)
+
+    sampling, signing = asyncio.ensure_future(sample()), asyncio.ensure_future(sign())
+    sampling.add_done_callback(came.put_nowait)
+    try:
+        while (chunk := await came.get()) is not sampling:
+            yield chunk
+        sampling.result()
+    finally:
+        sampling.cancel()
+        signing.cancel()
+        await outlast(asyncio.gather(sampling, signing, return_exceptions=True))
