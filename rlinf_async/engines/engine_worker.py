@@ -136,18 +136,21 @@ async def _with_signs(chunks: AsyncIterator[Chunk], every_s: float | None) -> As
             async for chunk in chunks:
                 came.put_nowait(chunk)
 
-    async def sign() -> None:
-        while every_s is not None:
-            await asyncio.sleep(every_s)
-            came.put_nowait(None)
+    def sign(after_s: float) -> None:
+        nonlocal timer
+        came.put_nowait(None)
+        timer = loop.call_later(after_s, sign, after_s)
 
-    sampling, signing = asyncio.ensure_future(sample()), asyncio.ensure_future(sign())
+    loop = asyncio.get_running_loop()
+    timer = None if every_s is None else loop.call_later(every_s, sign, every_s)
+    sampling = loop.create_task(sample())
     sampling.add_done_callback(came.put_nowait)
     try:
         while (chunk := await came.get()) is not sampling:
             yield chunk
         sampling.result()
     finally:
+        if timer is not None:
+            timer.cancel()
         sampling.cancel()
-        signing.cancel()
-        await outlast(asyncio.gather(sampling, signing, return_exceptions=True))
+        await outlast(asyncio.gather(sampling, return_exceptions=True))
