@@ -130,6 +130,8 @@ async def _with_signs(chunks: AsyncIterator[Chunk], every_s: float | None) -> As
     # Yield the chunks, and None every ``every_s`` seconds. Callers consider a rank that sends nothing for twice this
     # time frozen, but an engine may be silent for longer: while the user pauses it, or while vLLM compiles.
     came: asyncio.Queue[Any] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle | None = None
 
     async def sample() -> None:
         async with contextlib.aclosing(chunks):  # type: ignore[type-var]
@@ -141,8 +143,8 @@ async def _with_signs(chunks: AsyncIterator[Chunk], every_s: float | None) -> As
         came.put_nowait(None)
         timer = loop.call_later(after_s, sign, after_s)
 
-    loop = asyncio.get_running_loop()
-    timer = None if every_s is None else loop.call_later(every_s, sign, every_s)
+    if every_s is not None:
+        timer = loop.call_later(every_s, sign, every_s)
     sampling = loop.create_task(sample())
     sampling.add_done_callback(came.put_nowait)
     try:
