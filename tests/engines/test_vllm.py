@@ -22,7 +22,6 @@ from rlinf_async import Cluster, NodePlacementStrategy, WorkerDied
 from rlinf_async.engines import Completion, EngineGroup, Request
 from rlinf_async.engines.engine import EngineSettings
 from rlinf_async.engines.vllm_backed import VllmBacked
-from rlinf_async.engines.vllm_engine import VllmEngine
 from tests.engines.engine_trainers import NoiseTrainer
 from tests.engines.tiny_model import make_model
 
@@ -254,7 +253,10 @@ async def test_a_tensor_parallel_engine_loads_shards_of_one_version_and_survives
             assert {len(each.tokens) for each in await sampling} == {100}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM's import calls torch.jit
 async def test_a_prefix_is_dropped_where_an_update_is_loaded_before_the_request() -> None:
+    from rlinf_async.engines.vllm_engine import VllmEngine
+
     engine = object.__new__(VllmEngine)
     VllmBacked.__init__(engine, EngineSettings("", {}, on_update="wait"), "llm:0")
     engine._numbers, engine._llm = itertools.count(), mock.AsyncMock()
