@@ -44,6 +44,7 @@ def new_checkpoint(log_path: Path, progress: Progress) -> Iterator[Path]:
     (draft / _PROGRESS).write_text(json.dumps(asdict(progress), indent=2) + "\n")
     shutil.rmtree(path, ignore_errors=True)  # of a run that went on from an earlier checkpoint
     draft.rename(path)
+    link.unlink(missing_ok=True)  # of a killed run with this pid
     link.symlink_to(path.name)
     link.replace(folder / _LATEST)
 
