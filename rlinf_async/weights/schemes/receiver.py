@@ -17,6 +17,7 @@ from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerL
 from rlinf_async.weights.links.socket_link import LOOP, Notice, SocketLink
 from rlinf_async.weights.plane.subscriber import Subscriber
 from rlinf_async.weights.schemes.configuration import Configuration, _resolve_model, held
+from rlinf_async.weights.schemes.roster import close_one
 from rlinf_async.weights.schemes.weight_strategy import _get_strategy
 from rlinf_async.weights.state.versions import Reception, Versioned
 from rlinf_async.weights.transports.calls import finish
@@ -388,11 +389,4 @@ class WeightReceiver(Versioned):
 async def _close(*ends: Any) -> None:
     async with contextlib.AsyncExitStack() as closing:  # closes all, even if one raises
         for end in reversed(ends):
-            closing.push_async_callback(_close_one, end)
-
-
-async def _close_one(end: Any) -> None:
-    close = getattr(end, "close", None)
-    if close is not None:
-        with contextlib.suppress(OSError):
-            await finish(close(), None, f"the closing of {end!r}")
+            closing.push_async_callback(close_one, end)
