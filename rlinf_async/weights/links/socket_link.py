@@ -209,10 +209,11 @@ class _Hub(LoopThread):
     def remove(self, sockets: _Sockets) -> None:
         with self.lock:
             self.sockets.discard(sockets)
-            if self.sockets or _Hub.current is not self:
-                return
-            _Hub.current = None
-        LazyThread("rlinf-weights end").submit(self.stop)  # stopping blocks until this thread has left its loop
+            if not self.sockets and _Hub.current is self:
+                with contextlib.suppress(RuntimeError):  # no thread can start for now, so the next link uses this hub
+                    # In a thread, because stopping blocks until this thread has left its loop.
+                    LazyThread("rlinf-weights end").submit(self.stop)
+                    _Hub.current = None
 
     @classmethod
     def forget(cls) -> None:

@@ -221,6 +221,20 @@ def test_a_join_without_a_free_descriptor_says_so_and_may_be_repeated(monkeypatc
     other.close()
 
 
+def test_a_hub_that_no_thread_can_end_serves_the_next_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = SocketLink.invite("policy")
+    hub = socket_link._Hub.current
+    assert hub is not None
+    with monkeypatch.context() as short:
+        short.setattr(socket_link.LazyThread, "submit", Mock(side_effect=RuntimeError("can't start new thread")))
+        first.close()
+        end_of_the_loop(first)
+    assert socket_link._Hub.current is hub
+    SocketLink.invite("policy").close()
+    hub._thread.join(10)
+    assert not hub._thread.is_alive()
+
+
 def test_a_sender_of_another_network_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = SocketLink.invite("policy")
     notice = closed.notice(1)
