@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,6 +172,22 @@ def test_a_checkpoint_that_broke_off_leaves_the_one_before(tmp_path: Path) -> No
     assert checkpoint_to_resume(cfg, "auto") == first
     assert save(tmp_path, 4) == first  # a run that went back saves the step again
     assert save(tmp_path, 8).is_dir()
+
+
+def test_a_checkpoint_that_is_saved_again_is_there_while_the_old_one_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg, first = SCHEMA.load(DEFAULT, [f"runner.logger.log_path={tmp_path}"]), save(tmp_path, 4)
+    removed, remove = [], shutil.rmtree
+
+    def look(folder: Path, ignore_errors: bool) -> None:
+        removed.append(folder.exists())
+        remove(folder, ignore_errors)
+        assert checkpoint_to_resume(cfg, "auto") == first
+
+    monkeypatch.setattr(shutil, "rmtree", look)
+    assert save(tmp_path, 4) == first
+    assert removed == [False, False, True]
 
 
 def test_a_link_that_a_killed_run_left_does_not_refuse_the_next_checkpoint(tmp_path: Path) -> None:
