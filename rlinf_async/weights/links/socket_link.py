@@ -41,8 +41,7 @@ _PART_BYTES: Final = 4 << 20
 _EXIT_STATUS_S: Final = 0.5
 """Seconds to wait for a process's exit after its socket was closed, so that the error can report the exit."""
 
-_ACCEPT_AGAIN_S: Final = 0.1
-"""Seconds to pause after an accept that failed for lack of descriptors or memory."""
+_ACCEPT_AGAIN_S: Final = 0.1  # pause after an accept that failed for lack of descriptors or memory
 
 _MORE, _LAST, _JOIN, _BYE = range(4)
 """Kinds of frames: part of a message, last part of a message, the receiver's model and mode, end of the link."""

@@ -43,8 +43,7 @@ _MAX_CONNECT_S: Final = 10.0
 """Limit on connecting once both addresses are known, because connecting cannot be interrupted."""
 _MAX_WAIT_S: Final = 3600.0
 """Limit on one request to the store; longer waits repeat the request."""
-_ENDLESS_S: Final = 1e8
-"""Limit on one wait of Gloo, three years, because its nanoseconds overflow after 292."""
+_ENDLESS_S: Final = 1e8  # limit on one wait of Gloo, three years, because its nanoseconds overflow after 292
 
 _TENSOR, _MARK, _LENGTH, _ANSWER = range(4)
 """Tags of the tensor, of the byte that follows it, and of the answer's two parts."""

@@ -75,8 +75,8 @@ class WeightReceiver(Versioned):
         """Reset the state that belongs to one process."""
         self._is_closed = False
         self._heard = 0
+        # Model, weights, version and sender of a message whose ``receive`` was cancelled.
         self._arrived: tuple[str, Any, int | None, Any] | None = None
-        """Weights whose ``receive`` was cancelled, with their version and sender."""
         self._adapter = SyncAdapter()
         self.__dict__.pop("_subscriber", None)
 
