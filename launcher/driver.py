@@ -25,8 +25,9 @@ class Driver:
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         self._shares_terminal = _in_foreground()
         command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("die_with_parent.py")), str(os.getpid())]
+        # The script gets the descriptors that the user's shell has given the launcher: rlinf-launch <(make_script).
         self._process = subprocess.Popen(
-            [*command, *argv], env=dict(env), process_group=None if self._shares_terminal else 0
+            [*command, *argv], env=dict(env), process_group=None if self._shares_terminal else 0, close_fds=False
         )
         self._loop = asyncio.get_running_loop()
         self._exited = asyncio.Event()

@@ -7,9 +7,10 @@ import os
 import secrets
 import shutil
 import signal
-import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rlinf_async import settings
 from rlinf_async._core import import_hook
 from rlinf_async._core.own_start import interpreter_flags
-from rlinf_async._recorder.run_files import bundle_name, usual_log_parent
+from rlinf_async._recorder.run_files import bundle_name, temporary_folder, usual_log_parent
 from rlinf_async._wire.lifeline import Lifeline
 from rlinf_async._wire.mesh import launch_error, start_nodes
 from rlinf_async._wire.node_config import NodeConfig
@@ -40,6 +41,7 @@ _SCRIPT_GRACE_S: Final = 2.5  # limit for the script after Ctrl-C; the whole shu
 _ALL_GRACE_S: Final = 4.0
 _OWN_REPORT_S: Final = 0.5  # limit for a lost node's own lifeline to explain a loss that another node reported
 _CUT_TIMEOUT_S: Final = 1.5  # limit for processes that need no clean shutdown or must not have one
+_END_COMMAND_TIMEOUT_S: Final = 10.0  # limit for srun, which retries for ever while a node of the job is down
 _BUNDLE_TIMEOUT_S: Final = 3.0
 _VERDICT_TIMEOUT_S: Final = 8.0
 """Limit for the bundle of a run that may be stuck: processes are asked twice, and each silent one takes a second."""
@@ -209,6 +211,8 @@ class Job:
         elif self._phase == "running" and self._driver is not None:
             self._driver.interrupt(number)
             loop.call_later(_SCRIPT_GRACE_S, self._driver.kill)
+        elif self._phase == "stopping":  # the nodes have been given more time
+            loop.call_later(_ALL_GRACE_S, self._end_at_once.set)
 
     def kill(self) -> None:
         self.was_interrupted = True
@@ -263,13 +267,24 @@ class Job:
         self._report.ready(self._shape())
 
     def _expected_logs(self) -> str:
-        return str(self._options.log_dir or usual_log_parent(Path(tempfile.gettempdir())) / self.run_id)
+        return str(self._options.log_dir or usual_log_parent(temporary_folder()) / self.run_id)
 
     async def _pack(self) -> Archive | None:
         folder = self._options.sync
         if folder is None or all(node.is_here for node in self._nodes):
             return None
-        archive = await asyncio.to_thread(pack, folder)
+        packed: Future[Archive] = Future()
+        packed.set_running_or_notify_cancel()
+
+        def work() -> None:
+            try:
+                packed.set_result(pack(folder))
+            except BaseException as error:
+                packed.set_exception(error)
+
+        # Not in the loop's executor: an interrupted launcher would wait for its threads, and a folder may be huge.
+        threading.Thread(target=work, name="rlinf-pack", daemon=True).start()
+        archive = await asyncio.wrap_future(packed)
         if archive.warning:
             self._report.warn(archive.warning)
         self._report.note(f"--sync ships {folder}: {archive.files} files, {len(archive.data) / 1e6:.1f} MB compressed")
@@ -383,10 +398,7 @@ class Job:
         command = self._nodes[rank].connector.end_command(self._inspection.answers[rank])
         if command and (self._lifelines[rank].exit_code or 0) < 0:
             ending = await Lifeline.start(command, name=self._nodes[rank].name)
-            try:
-                await ending.wait()
-            finally:
-                await ending.close(_CUT_TIMEOUT_S)
+            await ending.close(_END_COMMAND_TIMEOUT_S)
 
     def _show_loss(self, rank: int, reason: str) -> None:
         if self._phase != "stopping" and rank not in self._shown:

@@ -38,8 +38,11 @@ class Orphans:
             if not workers:
                 _await_ends(found, _TRACKERS_S)
             for pid in workers or found:
-                with suppress(ProcessLookupError):
+                try:
                     os.kill(pid, signal.SIGKILL)
+                except PermissionError:  # the process now runs as another user, as with sudo
+                    self._others.add(pid)
+                    continue
                 with suppress(ChildProcessError):
                     os.waitpid(pid, 0)
                 # The same pattern as in the guardian's ``remove_cuda_files``.

@@ -28,7 +28,7 @@ from rlinf_async._core.argument_checks import MAX_INTEGER, seconds, switch, whol
 from rlinf_async._core.names import check_channel_name
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
-from rlinf_async._waits.thread_gate import may_wait, must_await
+from rlinf_async._waits.thread_gate import must_await
 from rlinf_async.work import BoolOrWork, IntOrWork, NoneOrWork, Work, blocking
 
 _DEFAULT_KEY: Final = "default_queue"
@@ -57,10 +57,10 @@ class Channel:
     Names are only used by ``create`` and ``connect``; a channel object always means the same channel. A new channel
     with the name of a closed one is a different channel.
 
-    A put is done when the channel has accepted the item. If the channel has neither ``maxsize`` nor ``max_bytes`` and
-    the producer runs on the channel's node, the put is done as soon as the item has been sent, because the daemon reads
-    everything that a killed process has sent. An item that arrives after a close is lost, and its producer's next
-    operation on the channel reports the loss.
+    A put is done when the channel has accepted the item. If the channel has neither ``maxsize`` nor ``max_bytes``, the
+    producer runs on the channel's node, and the item takes at most 4 MiB, the put is done as soon as the item has been
+    sent, because the daemon reads everything that a killed process has sent. An item that arrives after a close is
+    lost, and its producer's next operation on the channel reports the loss.
 
     In a coroutine, the methods start immediately and return a ``Work`` to await. Elsewhere they block and return the
     result, unless ``async_op=True``. For type checkers, the result is ``Any``, or a ``Work`` with ``async_op=True``.
@@ -710,14 +710,7 @@ def _show(items: list[tuple[int, Callable[[], Any]]]) -> list[WeightedItem]:
 
 def _finish(request: QueueRequest[Any], async_op: bool) -> Any:
     """Return the request itself if the caller will await it, otherwise its result."""
-    if async_op or not may_wait():
-        return request
-    try:
-        return request.wait()
-    except BaseException:
-        if not request.done():  # the wait was interrupted before the request was done
-            request._abandon()
-        raise
+    return request if async_op else blocking(request)
 
 
 def _again(

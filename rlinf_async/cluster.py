@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import sys
+import threading
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, ClassVar, Final, TypeVar, cast
@@ -172,6 +173,8 @@ class Cluster:
         self._node_groups: tuple[NodeGroup, ...] = ()
         self._thread: LoopThread | None = None
         self._closing: Work[None] | None = None
+        # Several threads may launch or close; reentrant, as a signal handler may close in the middle of a close.
+        self._lock = threading.RLock()
         self._was_cut_off = False
         self._attached = context.client is not None
         self._responder_facts: dict[str, Any] = {}
@@ -587,7 +590,8 @@ class Cluster:
                 self._client.request(operations.Release("group", members.number), node=0)
             raise
         members.deadlines.begin(deadline, ready)
-        self._groups = [*(group for group in self._groups if not group.closed), members]
+        with self._lock:
+            self._groups = [*(group for group in self._groups if not group.closed), members]
         members.launching = self._client.run(self._start_group(members, plan))
         return WorkerGroup(members, worker_cls, ready=ready)
 
@@ -679,18 +683,18 @@ class Cluster:
                     await self._terminal.aclose()
 
     def _start_closing(self) -> Work[None]:
-        if self._closing is None:
-            self._closing = self._client.run(self._close(), what="the closing of the cluster")
+        if self._closing is None:  # else another thread may hold the lock until the loop has ended
+            with self._lock:
+                if self._closing is None:
+                    self._closing = self._client.run(self._close(), what="the closing of the cluster")
         return self._closing
 
-    def _end_without_loop(self, error: LoopNotRunning) -> None:
+    def _end_without_loop(self, error: ClosedError) -> None:
         """End the nodes by cutting their lifelines, as closing in order needs the loop; block until they have ended."""
         if self._was_cut_off:
             return
         self._was_cut_off = True
-        loop = self._client.loop
-        state = "is closed" if loop.is_closed() else "is not run any more"
-        logger.warning("the cluster's nodes are cut off, not closed in order: their event loop, %r, %s", loop, state)
+        logger.warning("the cluster's nodes are cut off, not closed in order: %s", str(error).partition(":")[0])
         # Cut all lifelines before waiting for the first node, so that the nodes end in parallel, within one deadline.
         # tests/test_stopped_loops.py::test_closing_from_elsewhere_ends_the_processes_although_the_loop_stands_still
         for line in self._lifelines:
@@ -743,8 +747,14 @@ class Cluster:
 
     def _end_thread(self, thread: LoopThread) -> None:
         atexit.unregister(self.close)
-        if not thread.loop.is_closed():
-            self._client.end_loop(thread)
+        with self._lock:  # a second stop of the loop would wait for a step that the loop does not run any more
+            try:
+                if not thread.loop.is_closed():
+                    self._client.end_loop(thread)
+            finally:
+                # After an interrupt, end_loop() cancels the closing every second, even in its last steps.
+                if self._client.closed is None or any(line.exit_code is None for line in self._lifelines):
+                    self._end_without_loop(ClosedError("the closing of the cluster was interrupted"))
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], what: str) -> Work[Any]:

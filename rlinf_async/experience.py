@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -249,12 +249,8 @@ class Experience:
         me, client = context.identity, self._channel._bound()
         trainer = f"driver {client.endpoint}" if me is None else f"group '{me.group_name}'"
 
-        async def tell() -> None:
-            roster = await self._opened()
-            operation = operations.SetVersion(roster["number"], trainer, version, restart)
-            await client.request(operation, node=roster["nodes"][0]).async_wait()
-
-        told: NoneOrWork = blocking(client.run(tell(), what=f"set_version() of experience '{self.name}'"))
+        telling = self._request(client, operations.SetVersion, trainer, version, restart)
+        told: NoneOrWork = blocking(client.run(telling, what=f"set_version() of experience '{self.name}'"))
         return told
 
     # -- queries ------------------------------------------------------------------------------------------------
@@ -275,9 +271,7 @@ class Experience:
         return blocking(client.run(self._count(client), what=f"stats() of experience '{self.name}'", abandonable=True))
 
     async def _count(self, client: NodeClient) -> SampleLedger:
-        roster = await self._opened()
-        counts = await client.request(operations.CountSamples(roster["number"]), node=roster["nodes"][0]).async_wait()
-        return SampleLedger(**counts)
+        return SampleLedger(**await self._request(client, operations.CountSamples))
 
     def state_dict(self) -> Any:
         """Return the content for a checkpoint: samples that have not been taken, counts, the trainer's version.
@@ -313,10 +307,16 @@ class Experience:
                 f"load_state_dict() of experience '{self.name}': {len(state['samples'])} samples and what their groups "
                 f"lack do not fit into maxsize={maxsize}: create it with {room} or more"
             )
-        earlier = operations.CountEarlier(roster["number"], state["version"], state["taken"], state["dropped"])
-        await client.request(earlier, node=roster["nodes"][0]).async_wait()
+        await self._request(client, operations.CountEarlier, state["version"], state["taken"], state["dropped"])
         for key, group, version, sample in state["samples"]:
             await self._channel._start(self._arguments.put(sample, version, group, key, None)).async_wait()
+
+    async def _request(self, client: NodeClient, kind: Callable[..., operations.Operation[Any]], *facts: Any) -> Any:
+        roster = await self._opened()
+        try:
+            return await client.request(kind(roster["number"], *facts), node=roster["nodes"][0]).async_wait()
+        except ClosedError as error:  # the daemon no longer knows the name
+            raise ClosedError(f"experience '{self.name}': {error}") from None
 
     async def _opened(self) -> registration.Roster:
         await self._channel

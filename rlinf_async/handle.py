@@ -398,7 +398,7 @@ class Handle(Work[list[R]]):
         if status == frames.OK:
             try:
                 return Outcome(rank, codec.decode(body))
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # an exit raised here would end the loop that reads the answers
                 return Outcome(rank, error=error)
         if status == Status.CANCELLED:
             text = f"{self._method}() was cancelled on {self._callee.describe_slot(slot)}"

@@ -226,7 +226,8 @@ class StreamCall:
         self._closed = True
         if self._pid != process.pid:
             return
-        self._items.clear()
+        with self._lock:  # another thread may be between its look for an item and its taking of one
+            self._items.clear()
         self._cancel_open()
         if not self._call:  # the call was never sent
             self._ended._settle()

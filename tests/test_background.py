@@ -8,7 +8,9 @@ import os
 import re
 import threading
 import weakref
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -142,6 +144,23 @@ def test_a_task_is_kept_and_ends_also_before_its_first_step() -> None:
         assert not woken
 
     asyncio.run(main())
+
+
+def test_an_eager_task_that_fails_at_once_ends_its_rank() -> None:
+    """As by asyncio.eager_task_factory of Python 3.12."""
+
+    def eager(coroutine: Any, **_: Any) -> Any:
+        with pytest.raises(StopIteration):
+            coroutine.send(None)
+        return Future[None]()
+
+    async def fail() -> None:
+        raise ValueError("no luck")
+
+    loop: Any = SimpleNamespace(create_task=eager, stop=lambda: None)
+    tasks = BackgroundTasks(loop, lambda callback, *args: callback(*args))
+    tasks.begin(fail(), None)
+    assert "failed (ValueError: no luck)" in tasks.verdict
 
 
 async def _coroutine() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import signal
 import threading
+from typing import Any
 
+import psutil
 import pytest
 
-from rlinf_async import Channel, ClosedError, Cluster, ClusterEnvVar, WorkerGroup
+from rlinf_async import Channel, ClosedError, Cluster, ClusterEnvVar, NodePlacementStrategy, Worker, WorkerGroup
 from tests._support.unauthenticated_clients import node_directory
 from tests._support.workers import Plain
 
@@ -22,6 +26,46 @@ def test_it_knows_whether_it_is_there_and_which_nodes_live() -> None:
         assert cluster.get_node_info(0).python_interpreter_path
     assert not Cluster.has_initialized()
     assert [line.exit_code for line in cluster._lifelines] == [0], "its daemon has ended in order"
+
+
+class EndsSlowly(Worker):
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def on_close(self) -> None:
+        await asyncio.sleep(60)
+
+
+def test_an_interrupt_of_close_leaves_no_process() -> None:
+    cluster = Cluster(log_to_driver=False)
+    group: Any = EndsSlowly.create_group().launch(cluster, NodePlacementStrategy([0]), name="slow", close_grace=60)
+    (pid,) = group.pid().wait()
+    main = threading.get_ident()
+    threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        cluster.close()
+    assert not psutil.pid_exists(pid)
+    assert cluster._lifelines[0].exit_code is not None
+
+
+def test_of_threads_that_close_together_each_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(log_to_driver=False)
+    end_loop, both, ended = cluster._client.end_loop, threading.Barrier(2), []
+
+    def end_together(thread: Any) -> None:
+        ended.append(thread)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.5)  # until each has seen that the loop is open, or only one may see it
+        end_loop(thread)
+
+    monkeypatch.setattr(cluster._client, "end_loop", end_together)
+    threads = [threading.Thread(target=cluster.close, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert len(ended) == 1
 
 
 def test_the_frameworks_variables_have_rlinfs_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,12 @@ async def test_outcomes_give_every_ranks_result_or_error(four: Any) -> None:
     assert outcomes[3].value == 3
 
 
+def test_a_result_that_exits_on_arrival_does_not_end_the_drivers_loop(four: Any) -> None:
+    assert [type(outcome.error) for outcome in four.give_exit().outcomes().wait(10)] == [SystemExit] * 4
+    with pytest.raises(SystemExit):
+        four.give_exit()[1].wait(10)
+
+
 def test_outcomes_that_are_asked_for_when_a_rank_has_just_failed_are_those_of_all_ranks(
     four: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from rlinf_async._core import surroundings
 from rlinf_async.errors import ConfigError, RLinfAsyncError
 
 from ..control.attachment import Attachment, attached
@@ -37,6 +38,7 @@ _SCRIPTS_TIMEOUT_S: Final = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    surroundings.open_standard_descriptors()
     words = sys.argv[1:] if argv is None else list(argv)
     try:
         if (passed_on := _launcher_words(words)) is not None:

@@ -101,7 +101,10 @@ def timeout(value: FlagValue) -> float | None:
 
 def path(value: FlagValue) -> Path:
     """Return an absolute path, resolved against this machine's working directory; nodes use the same path."""
-    return Path(text(value)).expanduser().absolute()
+    try:
+        return Path(text(value)).expanduser().absolute()
+    except (OSError, RuntimeError) as error:  # the working directory was removed, or a user's home is not known
+        raise value.error(f"{value.text!r} cannot be made absolute: {error}", "write an absolute path") from error
 
 
 def path_text(value: FlagValue) -> str:
@@ -119,7 +122,7 @@ def folder(value: FlagValue) -> Path:
 
 def _project(value: FlagValue) -> Path:
     """Return the nearest project folder, from this folder upwards but below the home folder; else this folder."""
-    folder = Path.cwd().resolve()
+    folder = path(FlagValue(".", value.where)).resolve()
     too_large = {Path("/"), Path(os.environ.get("HOME", "/")).resolve()}
     if folder in too_large:
         raise value.error(f"all of {folder} would be shipped", "go to the folder of your code, or name it: --sync=DIR")

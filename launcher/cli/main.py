@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import shlex
 import signal
 import sys
@@ -46,6 +47,7 @@ _TIMEOUT_CODE: Final = 124
 _LAUNCH_FAILED_CODE: Final = 255
 _UNNOTICED_FAILURE_CODE: Final = 1
 _MAX_UNNOTICED_LINES: Final = 20
+_OPEN_FILES: Final = 128  # more than the launcher needs besides its nodes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _preview(nodes, source, options, variables)
     except ConfigError as error:
         return _refuse(str(error), as_json=as_json)
+    except KeyboardInterrupt:  # while the hosts are read from stdin, for example
+        return INTERRUPTED
     # The terminal writes in a thread, so that an unread stderr cannot block the handling of signals and lost nodes.
     terminal = Terminal()
     frame = ('{"event": "note", "text": "', '"}') if options.json else ("rlinf-launch: ", "")
@@ -96,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     try:
         surroundings.check()
+        _allow_open_files(len(nodes))
         if options.sweep:
             return asyncio.run(_interruptible(_sweep(nodes, options)))
         if options.check:
@@ -111,6 +116,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     finally:
         terminal.close()
+
+
+def _allow_open_files(nodes: int) -> None:
+    usual, utmost = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _OPEN_FILES + 4 * nodes  # a node takes a socket, a pipe and a pidfd
+    if 0 <= usual < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed if utmost < 0 else min(needed, utmost), utmost))
 
 
 def _preview(nodes: Sequence[PlannedNode], source: str, options: Options, variables: Mapping[str, str]) -> int:

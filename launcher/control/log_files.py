@@ -8,8 +8,9 @@ import ctypes
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -114,18 +115,18 @@ async def show_logs(
         )
         for node, reason in missing.items():
             output.note(f"of {attachment.name_of(node)} there are no logs: {reason}")
-        files = chosen_logs(view.groups(), Path(attachment.welcome["log_dir"]), remote, words)
+        find = partial(chosen_logs, view.groups(), Path(attachment.welcome["log_dir"]), remote, words)
+        files = find()
         if words is None:
             for group in sorted(view.groups().keys() - {file.group for file in files}):
                 output.note(f"of group {group!r} there are no logs in {attachment.welcome['log_dir']}")
         remote = [log for log in remote if log.copy in {file.path for file in files}]
-        async with asyncio.TaskGroup() as tasks:
-            for log in remote:
-                tasks.create_task(log.begin(tail))
+        # Not in a TaskGroup, whose ExceptionGroup would hide the OSError of a copy on a full disk.
+        await asyncio.gather(*(log.begin(tail) for log in remote))
         _note_troubles(remote, output)
         _print(files, output, tail, follow=follow)
         if follow:
-            await _follow(attachment, files, remote, output, timeout)
+            await _follow(attachment, files, remote, output, timeout, find)
         else:
             _note_silence(files, output)
 
@@ -220,7 +221,12 @@ def _show(file: LogFile, lines: Sequence[str], output: TextOutput, *, named: boo
 
 
 async def _follow(
-    attachment: Attachment, files: Sequence[LogFile], remote: Sequence[RemoteLog], output: TextOutput, timeout: float
+    attachment: Attachment,
+    files: list[LogFile],
+    remote: Sequence[RemoteLog],
+    output: TextOutput,
+    timeout: float,
+    find: Callable[[], list[LogFile]],
 ) -> None:
     """Print lines as they are written, until the run's local daemon has ended."""
     changed = asyncio.Event()
@@ -244,11 +250,12 @@ async def _follow(
             changed.clear()
             attachment.deadline = loop.time() + timeout
             reading = [log for log in remote if not log.trouble]
-            async with asyncio.TaskGroup() as tasks:
-                for log in reading:
-                    tasks.create_task(log.follow())
+            await asyncio.gather(*(log.follow() for log in reading))
             if not attachment.lost.done():  # reading a remote log always fails after the run has ended
                 _note_troubles(reading, output)
+            known = {file.path for file in files}
+            with contextlib.suppress(NoSuchRun):  # the folder may be removed with the run
+                files += [file for file in find() if file.path not in known]  # of groups launched in the meantime
             for file in files:
                 for lines in file.read():
                     _show(file, lines, output, named=len(files) > 1)

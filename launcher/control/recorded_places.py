@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from rlinf_async._recorder.run_files import RunFiles
+from rlinf_async._recorder.run_files import RunFiles, temporary_folder
 
 from .run_places import LocalRun, NoSuchRun, by, find_runs, latest, node_facts, unknown
 
@@ -46,7 +45,7 @@ def choose_recorded(wanted: str | None, places: Sequence[Path], usage: str = "")
 def find_recorded(places: Sequence[Path]) -> list[LocalRun]:
     """Return runs with a run directory or logs in these places, or logs in the default place, latest last."""
     found = {run.run: run for run in find_runs(places)}
-    for logs in _log_directories(dict.fromkeys([*places, Path(tempfile.gettempdir())])):
+    for logs in _log_directories(dict.fromkeys([*places, temporary_folder()])):
         with contextlib.suppress(OSError):  # the directory may just have been removed
             run = found.setdefault(logs.name, LocalRun(logs.name, logs.stat().st_mtime))
             run.logs = run.logs or logs

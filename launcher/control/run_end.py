@@ -15,7 +15,7 @@ from .run_places import NoSuchRun
 from .run_view import look
 from .text_output import TextOutput
 
-_NOT_KILLED: Final = "it is a subprocess of a worker, or has ended meanwhile"
+_NOT_KILLED: Final = "it is still being started, is a subprocess of a worker, or has ended meanwhile"
 _REASON: Final = "was killed by an operator (rlinf-ctl kill)"
 
 
@@ -61,7 +61,13 @@ async def down(attachment: Attachment, output: TextOutput) -> bool:
     continues without them.
     """
     run, by = attachment.run, f"rlinf-ctl down (pid {os.getpid()} on {os.uname().nodename})"
-    pidfd = os.pidfd_open(attachment.pid)
+    loop, has_ended = asyncio.get_running_loop(), asyncio.Event()
+    try:
+        pidfd = os.pidfd_open(attachment.pid)
+        loop.add_reader(pidfd, has_ended.set)
+    except OSError:  # the daemon has just ended, or has no pid here, in another pid namespace
+        pidfd = -1
+        attachment.lost.add_done_callback(lambda _: has_ended.set())
     try:
         # Ask the attached daemon last, because it forwards the other requests.  A launcher that receives the request
         # several times reacts once.
@@ -71,9 +77,14 @@ async def down(attachment: Attachment, output: TextOutput) -> bool:
         by_launcher = any(answers.values())
         with contextlib.suppress(ClosedError):  # the daemon may exit before its answer is sent
             by_launcher = await attachment.request(operations.EndRun(by)) or by_launcher
-        ended = await _has_ended(attachment, pidfd) and not missing
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(attachment.deadline):
+                await has_ended.wait()
+        ended = has_ended.is_set() and not missing
     finally:
-        os.close(pidfd)
+        if pidfd >= 0:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
     if output.as_json:
         output.json({"run": run.run, "ended": ended, "by_launcher": by_launcher, "missing": missing})
     elif ended:
@@ -82,17 +93,3 @@ async def down(attachment: Attachment, output: TextOutput) -> bool:
         reasons = "; ".join(missing.values()) or f"{attachment} is still there"
         output.note(f"run {run.run} has not ended: {reasons}\n  fix: `rlinf-ctl sweep {run.run}` kills what is left")
     return ended
-
-
-async def _has_ended(attachment: Attachment, pidfd: int) -> bool:
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    loop.add_reader(pidfd, ended.set)
-    try:
-        async with asyncio.timeout_at(attachment.deadline):
-            await ended.wait()
-    except TimeoutError:
-        return False
-    finally:
-        loop.remove_reader(pidfd)
-    return True

@@ -7,14 +7,13 @@ import json
 import os
 import re
 import socket
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rlinf_async._recorder.run_files import RunFiles
+from rlinf_async._recorder.run_files import RunFiles, temporary_folder
 from rlinf_async._wire.local_socket import connect
 from rlinf_async.errors import AuthError, RLinfAsyncError
 
@@ -73,7 +72,7 @@ def folders(folder: Path | None, environ: Mapping[str, str]) -> list[Path]:
     if folder is not None:
         return [folder]
     runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
-    found = [Path(runtime), Path(tempfile.gettempdir()), Path("/tmp")]
+    found = [Path(runtime), temporary_folder(), Path("/tmp")]
     return list(dict.fromkeys(found))
 
 

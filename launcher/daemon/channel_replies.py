@@ -35,6 +35,18 @@ class SegmentFile:
         os.close(self.fd)
 
 
+class LeaseTimer:
+    # Cancelled with its lease; otherwise, the timers of leases that end long before they expire would accumulate.
+
+    __slots__ = ("_timer",)
+
+    def __init__(self, timer: asyncio.TimerHandle) -> None:
+        self._timer = timer
+
+    def __del__(self) -> None:
+        self._timer.cancel()
+
+
 class HostedChannel:
     """A channel's queue on this node."""
 

@@ -29,7 +29,7 @@ from rlinf_async._core.segment import close_fds
 from rlinf_async._inspection.state.run_report import QueueReport
 from rlinf_async.errors import ClosedError
 
-from .channel_replies import ChannelReplies, HostedChannel, SegmentFile
+from .channel_replies import ChannelReplies, HostedChannel, LeaseTimer, SegmentFile
 from .cleanup import run_all
 from .handlers import Requester
 from .router import Router
@@ -279,9 +279,10 @@ class Channels:
                         # The timer holds the queue's number and not the queue; otherwise a closed queue and its items
                         # would stay in memory until the lease expires.
                         # tests/launcher/daemon/test_experiences.py::test_nothing_keeps_an_experience_that_has_ended
-                        self._loop.call_later(
+                        timer = self._loop.call_later(
                             subject.lease_s, self._end_lease, hosted.number, subject.consumer, subject.number
                         )
+                        subject.timer = LeaseTimer(timer)
             elif action == QueueAction.FREED:
                 client, freed = subject
                 self._replies.pending(hosted, client).freed += freed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Container
 from functools import partial
 from typing import Any, Final
@@ -204,13 +203,16 @@ class Experiences:
         hosted = HostedExperience(
             op.number, op.name, requester.endpoint, options, self._channels, self._router, self._gone, self._loop
         )
-        await hosted.open()
-        if options.of:
-            await self._ask_for_publications(options.of)
-        if requester.endpoint in self._gone:
-            hosted.ended()
-            raise ClosedError(f"experience '{op.name}': the process that has asked for it is gone")
-        self._channels.host(hosted)
+        try:
+            await hosted.open()
+            if options.of:
+                await self._ask_for_publications(options.of)
+            if requester.endpoint in self._gone:
+                raise ClosedError(f"experience '{op.name}': the process that has asked for it is gone")
+            self._channels.host(hosted)
+        except BaseException:
+            hosted.ended()  # otherwise, the file would stay locked
+            raise
         setter, name, version = self._published.get(options.of, (0, "", 0))
         if setter and setter not in self._gone:
             self._follow_publication(hosted, setter, name, version, restart=False)
@@ -229,11 +231,12 @@ class Experiences:
         """Follow the group's publications on other nodes; a node that answers too late reports its next version."""
         nodes = [node_link.node for node_link in self._router.node_links.values() if node_link.over is None]
         answers = [self._router.ask(node, operations.FollowPublications(group)) for node in nodes]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PUBLICATIONS_TIMEOUT_S):
-                for found in await asyncio.gather(*answers, return_exceptions=True):
-                    if isinstance(found, list):
-                        self._published.setdefault(group, (found[0], found[1], found[2]))
+        if answers:
+            await asyncio.wait(answers, timeout=_PUBLICATIONS_TIMEOUT_S)
+        for answer in answers:
+            is_refused = answer.cancel() or answer.cancelled() or answer.exception()
+            if not is_refused and isinstance(found := answer.result(), list):
+                self._published.setdefault(group, (found[0], found[1], found[2]))
 
     async def follow_publications(self, requester: Requester, op: operations.FollowPublications) -> Any:
         """Follow a group's publications for the requester's node; return the latest one."""

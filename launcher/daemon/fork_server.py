@@ -118,6 +118,7 @@ class ForkServer:
             raise LaunchError(f"the worker template could not be watched: {error}{limit_met(error)}") from error
         self._has_ended = False
         self.open_files = open_files
+        self.users = 0  # launches that are about to fork from this template
         self._to_send: deque[tuple[bytes, Sequence[int], _Answer]] = deque()
         self._waiting: deque[_Answer] = deque()
         self._timeout: asyncio.TimerHandle | None = None

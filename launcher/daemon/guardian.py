@@ -96,9 +96,13 @@ def guard(daemon: Callable[[bytes, int, SignOfLife], int]) -> NoReturn:
     # tests/test_orphans.py::test_nothing_is_left_of_a_plain_script
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     guardian = os.getpid()
-    read_end, write_end = os.pipe()
-    sign = SignOfLife()
-    pid = os.fork()
+    try:
+        read_end, write_end = os.pipe()
+        sign = SignOfLife()
+        pid = os.fork()
+    except OSError as error:  # a limit on processes or open files, for example
+        remove(made_before(line))
+        sys.exit(f"rlinf daemon: it cannot be forked: {error}")
     if pid == 0:
         os.close(read_end)
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -205,15 +209,24 @@ def sweep() -> dict[int, int]:
         workers = [child for child in found if not is_tracker(child)]
         if not workers:
             _await_ends(found, TRACKERS_S)
-        for child in workers or found:
-            with contextlib.suppress(PermissionError):  # another user's process cannot be killed
-                os.kill(child, signal.SIGKILL)
+        killed = [child for child in workers or found if _kill(child)]
         try:
-            pid, status = os.waitpid(-1, 0)
+            # Do not wait if all that is left runs as another user, because only its own end would end the wait.
+            pid, status = os.waitpid(-1, os.WNOHANG if found and not killed else 0)
         except ChildProcessError:
+            return codes
+        if not pid:
             return codes
         codes[pid] = os.waitstatus_to_exitcode(status)
         remove_cuda_files(pid)
+
+
+def _kill(child: int) -> bool:
+    try:
+        os.kill(child, signal.SIGKILL)
+    except PermissionError:  # the child now runs as another user, as with sudo
+        return False
+    return True
 
 
 def _await_ends(pids: list[int], seconds: float) -> None:

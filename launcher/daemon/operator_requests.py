@@ -61,10 +61,11 @@ class OperatorRequests:
         killed = []
         for number in op.numbers:
             worker = self._router.endpoints.get(number)
-            if worker is None or worker.process is None or worker.process.exit_status is not None:
+            process = None if worker is None else worker.process
+            if process is None or process.exit_status is not None or not process.pid:  # a pid of 0: not yet forked
                 continue
-            logger.warning("worker %s (pid %d) is killed: %s", worker.process.setup.name, worker.process.pid, op.reason)
-            worker.process.kill(op.reason)
+            logger.warning("worker %s (pid %d) is killed: %s", process.setup.name, process.pid, op.reason)
+            process.kill(op.reason)
             killed.append(number)
         return killed
 

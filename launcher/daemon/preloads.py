@@ -25,7 +25,7 @@ from .leftovers import Leftovers
 from .process_state import private_bytes, resident_bytes
 
 MOST_KEPT: Final = 8
-"""Limit on preloaded templates per node, because a script that changes its environment would create more and more."""
+"""Limit on templates of a kind per node, because a script that changes its environment would create more and more."""
 
 MOST_REFUSED: Final = 64  # limit on remembered refusals per node, for the same reason
 
@@ -102,7 +102,6 @@ class PreloadedTemplate(ForkServer):
 
     Attributes:
         outcome: resolves to None when ready, or to the refusal.
-        users: number of launches that are about to fork from this template.
     """
 
     def __init__(
@@ -118,7 +117,6 @@ class PreloadedTemplate(ForkServer):
         super().__init__(plain.python, control, pid, plain.open_files, log)
         self.modules = modules
         self.outcome: asyncio.Future[Refusal | None] = loop.create_future()
-        self.users = 0
         self._importing = modules[0]
         self._leftovers = Leftovers(loop, pid, token, lambda: None)
         seconds = settings.PRELOAD_TIMEOUT_S()
@@ -199,16 +197,23 @@ class Preloads:
 
     async def _find(self, plain: ForkServer, wanted: PreloadRequest, on_refused: OnRefused) -> PreloadedTemplate | None:
         place = wanted.surroundings
+        # Not in the loop, which would never end if it forgot this launch's own refusals.
+        for key_of_old in list(self._refused)[:-MOST_REFUSED]:
+            del self._refused[key_of_old]
         while modules := tuple(each for each in wanted.modules if (each, place) not in self._refused):
             key = (modules, place)
             async with self._forking:
                 template = self._made.get(key)
+                is_known = template is not None and not template.dead
                 if template is None or template.dead:
                     template = self._made[key] = await self._fork(plain, key)
             template.users += 1
             try:
                 refusal = await asyncio.shield(template.outcome)
-                changed = refusal is None and (await template.ask({"changed_files": True}))["changed_files"]
+                # A template of this launch is not asked: files that always look changed would never let the loop end.
+                changed = (
+                    is_known and refusal is None and (await template.ask({"changed_files": True}))["changed_files"]
+                )
                 if refusal is None and not changed:
                     self._made[key] = self._made.pop(key, template)
                     template.users += 1  # count the caller as a user, too
@@ -224,8 +229,6 @@ class Preloads:
                 )
             if refusal is not None and (refusal.module, place) not in self._refused:
                 self._refused[refusal.module, place] = refusal.reason
-                for key_of_old in list(self._refused)[:-MOST_REFUSED]:
-                    del self._refused[key_of_old]
                 on_refused(refusal)
         return None
 

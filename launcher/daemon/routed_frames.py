@@ -13,8 +13,6 @@ from rlinf_async._core.segment import close_fds, write_segment
 
 _INT: Final = frozenset({int})
 
-_MAX_INLINE_BYTES: Final = 4 << 20  # largest body that may travel inside the frame if no descriptor is free
-
 
 def parse_hop(hop: Any) -> tuple[int, list[int]]:
     """Return the node and the targets of one hop of a route.  Raises FrameError if the hop is malformed."""
@@ -84,7 +82,7 @@ def seal_body(frame: list[Any], node: int) -> list[int]:
     try:
         fds = [write_segment([memory], len(memory))]
     except (OSError, MemoryError) as error:
-        if len(memory) <= _MAX_INLINE_BYTES:
+        if len(memory) <= frames.MAX_UNSEALED_BYTES:
             frame[-1] = bytes(memory)
         else:
             frame[-1] = f"the daemon of node {node} cannot pass it on: {error}{limit_met(error)}"

@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from rlinf_async._core import frames
 from rlinf_async.errors import LaunchError
 
 from .fork_server import MARKER, NO_TOKEN, ForkServer, control_pair, open_log
-from .preloads import OnRefused, PreloadRequest, Preloads, memory_of
+from .preloads import MOST_KEPT, OnRefused, PreloadRequest, Preloads, memory_of
 
 _EXEC_TIME_VARIABLES: Final = re.compile("|".join(map(fnmatch.translate, (
     "LD_*", "PYTHON*", "OMP_*", "KMP_*", "GOMP_*", "MKL_*", "OPENBLAS_*", "MALLOC_*", "GLIBC_TUNABLES",
@@ -143,14 +143,24 @@ class Templates:
             except BaseException:
                 template.close()
                 raise
-            self._templates[key] = template
+        self._templates.pop(key, None)
+        self._templates[key] = template  # the most recently used is last
         return template
 
-    def preloaded(
-        self, plain: ForkServer, wanted: PreloadRequest, on_refused: OnRefused
-    ) -> contextlib.AbstractAsyncContextManager[ForkServer]:
-        """Return a context manager for a template that has imported these modules; see ``Preloads.use``."""
-        return self._preloads.use(plain, wanted, on_refused)
+    @contextlib.asynccontextmanager
+    async def preloaded(
+        self, plain: Template, wanted: PreloadRequest, on_refused: OnRefused
+    ) -> AsyncIterator[ForkServer]:
+        """Context manager for a template that has imported these modules; see ``Preloads.use``."""
+        plain.users += 1
+        try:
+            async with self._preloads.use(plain, wanted, on_refused) as template:
+                yield template
+        finally:
+            plain.users -= 1
+            idle = [key for key, each in self._templates.items() if not each.users]
+            for key in idle[: max(0, len(self._templates) - MOST_KEPT)]:
+                self._templates.pop(key).close()
 
     def next_log(self) -> Path | None:
         self._made += 1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from rlinf_async.errors import ConfigError
@@ -98,7 +98,7 @@ def driver_python(options: Options) -> str:
 
 def found_here(python: str | None) -> str | None:
     """Return the path of an interpreter on this machine; None if it does not exist."""
-    return shutil.which(str(Path(python).expanduser())) if python else None
+    return shutil.which(os.path.expanduser(python)) if python else None  # noqa: PTH111  # Path's raises without a home
 
 
 def _way(host: Host, options: Options) -> Connector:
@@ -108,6 +108,6 @@ def _way(host: Host, options: Options) -> Connector:
         python = host.python or options.python
         if python is not None and options.prologue is None:  # a prologue may put the named interpreter on the PATH
             # If the interpreter is not found, the error names this path.
-            python = found_here(python) or str(Path(python).expanduser())
+            python = found_here(python) or os.path.expanduser(python)  # noqa: PTH111
         return LocalConnector(python, prologue=options.prologue)
     return ssh_connector(host, options, sys.executable)

@@ -6,7 +6,6 @@ one file that needs only the standard library, in the syntax of Python 3.6.
 """
 # ruff: noqa: UP006, UP035, UP036, UP045
 
-import errno
 import fcntl
 import importlib.machinery
 import importlib.util
@@ -339,12 +338,16 @@ def interface_address(name: str) -> Optional[str]:
 
 def make_run_dir(run: str, node: int, wants_exec: bool) -> Path:
     """Create a private directory for the run; a second node on the same machine gets a separate one."""
-    places = [Path(tempfile.gettempdir()) / f"rlinf-{os.getuid()}-{run}"]
+    places = []
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     # Compiled modules of a shipped folder cannot be loaded from a file system mounted noexec.
     if runtime and Path(runtime).is_dir() and not (wants_exec and os.statvfs(runtime).f_flag & os.ST_NOEXEC):
-        places.insert(0, Path(runtime) / f"rlinf-{run}")
-    trouble = OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(places[-1]))
+        places.append(Path(runtime) / f"rlinf-{run}")
+    trouble = OSError()
+    try:
+        places.append(Path(tempfile.gettempdir()) / f"rlinf-{os.getuid()}-{run}")
+    except OSError as error:
+        trouble = error
     for place in places:
         for path in (place, place.with_name(f"{place.name}-{node}")):
             try:

@@ -7,11 +7,11 @@ daemon's stdin and stdout pipes with a terminal.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async._wire.remote_exit import RemoteExit, describe_exit
@@ -70,7 +70,7 @@ def srun_connector(host: Host, options: Options, default: str) -> SrunConnector:
     # Such a job refuses a step with `--gres` or `--gpus-per-node`.
     step += [f"--gpus={place.gpus}"] if place.gpus else []
     python = host.python or options.python
-    python = str(Path(python).expanduser()) if python else None
+    python = os.path.expanduser(python) if python else None  # noqa: PTH111  # Path's raises without a home
     unset = [word for name in _UNSET for word in ("-u", name)]
     run_there = ("env", *unset, "srun", *step, "--")
     return SrunConnector(

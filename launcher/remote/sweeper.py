@@ -213,7 +213,9 @@ def send(pids: Iterable[int], number: int) -> None:
 
 def run_dirs(run: str) -> List[Path]:
     """Return the run's directories on this machine, including other nodes', found through processes' environments."""
-    bases = {tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", "")}
+    bases = {os.environ.get("XDG_RUNTIME_DIR", "")}
+    with contextlib.suppress(OSError):  # there may be no writable folder for temporary files
+        bases.add(tempfile.gettempdir())
     for environ in processes_of(run, {}).values():
         bases |= {os.fsdecode(each.partition(b"=")[2]) for each in environ if each.startswith(_BASES)}
     found: Dict[str, Any] = {}

@@ -74,7 +74,12 @@ class Lease:
             await ending
 
     def __enter__(self) -> LeasedItems:
-        return self._has(self._ask().wait())
+        get = self._ask()
+        try:
+            return self._has(get.wait())
+        except BaseException:
+            get._lose_interest()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None

@@ -48,8 +48,7 @@ class ChannelItems:
                 except EndOfChannel:
                     raise StopAsyncIteration from None
                 except BaseException:
-                    # Forget the unawaited request, which is withdrawn as a result; the next wait starts a new one.
-                    self._ahead = None
+                    self._give_up(due)
                     raise
             found = self._take()
             if found:
@@ -69,6 +68,9 @@ class ChannelItems:
                     self._arrived(due)
                 except EndOfChannel:
                     raise StopIteration from None
+                except BaseException:
+                    self._give_up(due)
+                    raise
             found = self._take()
             if found:
                 return found[0]
@@ -98,6 +100,13 @@ class ChannelItems:
         return found
 
     # -- unread items -------------------------------------------------------------------------------------------
+
+    def _give_up(self, due: Get[None]) -> None:
+        # Withdraw the request here, because the error's traceback refers to it as long as the error is handled. The
+        # next wait starts another one. tests/channel/test_leases.py::
+        # test_who_handles_the_end_of_a_wait_finds_the_items_of_the_loop
+        self._ahead = None
+        due._lose_interest()
 
     def __del__(self) -> None:
         # Return unread items here, because the finalizers of the gets would run too late. The thread that has just

@@ -15,7 +15,7 @@ from rlinf_async._client.client import NodeClient
 from rlinf_async._client.name_lookup import find_name
 from rlinf_async._core import operations
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async.errors import ClosedError, ConfigError, NodeLost, RLinfAsyncError
+from rlinf_async.errors import ClosedError, ConfigError, NodeLost
 
 logger = own_logger(__name__)
 
@@ -68,7 +68,7 @@ async def create(
         for request in requests:
             await request.async_wait()
         known = await client.request(operations.Publish("channel", name, roster["number"], roster), node=0)
-    except RLinfAsyncError:
+    except Exception:
         await close(client, roster)  # only this process knows the queues' number and can free them
         raise
     if known is None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rlinf_async._channels.batching import MIN_BURST, Batching, Large, emptied
 from rlinf_async._channels.queue_errors import QueueEnd, error_of
-from rlinf_async._channels.request import Get, Put, QueueDestination, QueueQuery, QueueRequest
+from rlinf_async._channels.request import Confirmation, Get, Put, QueueDestination, QueueQuery, QueueRequest
 from rlinf_async._channels.state.put_window import PutWindow, cost
 from rlinf_async._client import peer_activity
 from rlinf_async._client.client import NodeClient
@@ -96,7 +96,8 @@ class RemoteQueue(QueueDestination):
             # Return dropped items first, because this request must find them in their places.
             self._withdraw_forgotten()
         over = self._over
-        if over is not None or self._lost:
+        # The end of a lease is no occasion for this error: its items would stay leased.
+        if over is not None or (self._lost and not isinstance(request, Confirmation)):
             request.refuse(over or self._loss_error())
             return
         # Avoid isinstance(), which takes a microsecond for an abstract base class.
@@ -115,6 +116,11 @@ class RemoteQueue(QueueDestination):
             request.refuse(self._over)
 
     def _start_put(self, put: Put) -> None:
+        self._send_in_turn(put)
+        if put._error is not None and not isinstance(put._error, Exception):
+            raise put._error
+
+    def _send_in_turn(self, put: Put) -> None:
         if put.mode == frames.WAIT:
             if self._window.enter(put, cost(put.nbytes)) and not self._leave(put):
                 self._fill_window()
@@ -137,17 +143,20 @@ class RemoteQueue(QueueDestination):
         self._puts[number] = put
         try:
             body, fds = pack_body(put.carried)
-        except Exception as error:
+        except BaseException as error:  # a signal handler may raise: tests/_channels/test_remote_queue.py::
+            # test_a_put_that_does_not_leave_is_no_gap_among_the_numbers_and_keeps_nothing_of_the_window
             self._skip(number)
             put._settle(error=error)
             return False
         # A put counts as done once sent if nothing can keep the item out and the daemon reads everything that this
-        # process has sent, even if the process is killed. This holds only for a daemon on its own node. The first put
-        # waits for its answer, because a daemon reads only the sockets of known producers before it answers a size
-        # query.
+        # process has sent, even if the process is killed. This holds only for a daemon on its own node, and for a body
+        # that needs no descriptor there. The first put waits for its answer, because a daemon reads only the sockets of
+        # known producers before it answers a size query.
         # tests/channel/test_puts.py::test_what_was_put_outlives_a_producer_that_is_killed_at_once
         # tests/channel/test_puts.py::test_who_has_heard_that_something_was_put_finds_it
         is_sent = self._is_known_as_producer and not self._puts_are_answered and self.node == self._client.node
+        # An earlier put of another thread, which is still being packed, would hold this one up at the daemon.
+        is_sent = is_sent and put.nbytes <= frames.MAX_UNSEALED_BYTES and len(self._window.leaving) == 1
         with put._lock:
             is_over = put._done
             if not is_over and is_sent and has_room and cost(put.nbytes) <= self._window.size:
@@ -158,6 +167,7 @@ class RemoteQueue(QueueDestination):
             self._skip(number)
             return False
         self._send_or_batch(put, body, fds)
+        self._window.leaving.discard(number)
         return True
 
     def _send_or_batch(self, put: Put, body: bytes | int, fds: Any) -> None:
@@ -195,6 +205,7 @@ class RemoteQueue(QueueDestination):
     def _skip(self, number: int) -> None:
         self._pop_put(number)
         self.tell("skip", [number])
+        self._window.leaving.discard(number)
 
     def _have_left(self, numbers: list[int]) -> None:
         for number in numbers:
@@ -349,7 +360,7 @@ class RemoteQueue(QueueDestination):
             self.tell("taken", taken, now=True)
 
     def decode(self, body: Any, fds: list[int]) -> Any:
-        return codec.decode(open_body(body, fds) if fds else body)
+        return codec.decode(open_body(body, fds) if fds or type(body) is str else body)
 
     # -- from the daemon ----------------------------------------------------------------------------------------
 
@@ -359,8 +370,12 @@ class RemoteQueue(QueueDestination):
         if number >= 0:
             self._give(number, more, redelivered, body, fds)
         elif -number in self._queries:
-            make = functools.partial(codec.decode, open_body(body, fds))
-            self._queries[-number].items.append((weight, make))
+            try:
+                make = functools.partial(codec.decode, open_body(body, fds))
+            except Exception as error:  # mapping fails for lack of memory, or the body was lost on its way
+                self._queries.pop(-number).reject(error)
+            else:
+                self._queries[-number].items.append((weight, make))
         else:
             close_fds(fds)
 

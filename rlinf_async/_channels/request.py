@@ -16,8 +16,8 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.segment import close_fds
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
-from rlinf_async.errors import ClosedError, DeadlineExceeded, EndOfChannel, LeaseLost
-from rlinf_async.work import Work
+from rlinf_async.errors import ClosedError, DeadlineExceeded, EndOfChannel, LeaseLost, SerializationError
+from rlinf_async.work import Returnable, Work
 
 logger = own_logger(__name__)
 
@@ -264,7 +264,7 @@ class Put(QueueRequest[None]):
         logger.error("%s failed, and nobody asked: %s: %s", self._describe(), type(error).__name__, error)
 
 
-class Get(QueueRequest[T]):
+class Get(QueueRequest[T], Returnable[T]):
     """A get of an item or a batch.
 
     Arrived items are leased until a waiter receives them. If the last waiter is cancelled first, or no reference to the
@@ -278,11 +278,9 @@ class Get(QueueRequest[T]):
         brought, had: number of arrived items, and number of items taken by the caller.
         is_lease: True if the items stay in the queue until they are confirmed.
         is_lost: True if the lease has ended, so that its items have returned to the queue.
-        _interested: number of waits; when the last of them is cancelled, the items are returned.
     """
 
     _kind = "get"
-    _interested = 0
     _is_opened = False
     redelivered = False
     brought = had = 0
@@ -343,18 +341,22 @@ class Get(QueueRequest[T]):
                 first = not self._is_opened and self._error is None
                 if first:
                     self._open()
+                    # Set this last: a waiter on another thread that finds it set reads the value. tests/_channels/
+                    # test_local_queue.py::test_who_asks_while_another_thread_rebuilds_the_item_has_it
+                    self._is_opened = True
             if first and self.reader is None:
                 assert self.destination is not None
-                if not self.is_lease:
-                    self.destination.taken(self)
-                elif self._error is not None:  # the result raises, so the lease's block does not start
+                if self._error is not None and (self.is_lease or not isinstance(self._error, SerializationError)):
+                    # The result raises, so the caller has no item. Only items that nobody can rebuild do not return.
+                    self.had = 0
                     self.destination.withdraw(self)
+                elif not self.is_lease:
+                    self.destination.taken(self)
         return super()._result()
 
     def _open(self) -> None:
         destination = self.destination
         assert destination is not None
-        self._is_opened = True
         if self.reader is not None:
             self._bodies.reverse()
             return
@@ -363,7 +365,7 @@ class Get(QueueRequest[T]):
         if self.target is None:
             try:
                 self._value = destination.decode(*bodies[0])
-            except Exception as error:
+            except BaseException as error:
                 self._error = error
             return
         bodies.reverse()
@@ -371,7 +373,7 @@ class Get(QueueRequest[T]):
         try:
             while bodies:
                 values.append(destination.decode(*bodies.pop()))
-        except Exception as error:
+        except BaseException as error:
             self._error = error
             for _, fds in bodies:
                 close_fds(fds)
@@ -409,31 +411,7 @@ class Get(QueueRequest[T]):
 
     # -- cancelled waits ----------------------------------------------------------------------------------------
 
-    def __await__(self) -> Generator[Any, Any, T]:
-        if not self._done:
-            self._interested += 1
-            try:
-                yield from super()._waiting(abandon=True)
-            except BaseException:
-                self._interested -= 1
-                self._return()
-                raise
-            self._interested -= 1
-        return self._result()
-
-    def _waiting(self, *, abandon: bool) -> Generator[Any, Any, None]:
-        self._interested += 1
-        try:
-            yield from super()._waiting(abandon=abandon)
-        finally:
-            self._interested -= 1
-
-    def _lose_interest(self) -> None:
-        super()._lose_interest()
-        self._return()
-
     def _return(self) -> None:
-        """Return arrived items to the queue if all waiters have been cancelled before receiving them."""
         with self._lock:
             if self._interested or not self._done or self._is_opened or self._error is not None:
                 return

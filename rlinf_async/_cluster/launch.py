@@ -134,6 +134,7 @@ def reserve_now(client: NodeClient, name: str) -> int:
 
 
 async def open_store(client: NodeClient, members: Members, plan: Plan) -> int:
+    _check_open(members)
     node = plan.nodes[plan.placements[0].cluster_node_rank].node_rank
     return await client.request(operations.OpenStore(plan.name, members.number), node=node)
 
@@ -147,6 +148,7 @@ async def spawn(
         port: port of the group's store.
         restarts: number of earlier restarts of each rank in the group; empty at the launch.
     """
+    _check_open(members)
     alike: dict[tuple[int, LaunchConfig], list[Placement]] = {}
     for rank in ranks:
         placement = plan.placements[rank]
@@ -280,6 +282,12 @@ async def _undo(client: NodeClient, members: Members, plan: Plan) -> None:
             await request.async_wait()
         except (NodeLost, ClosedError):
             continue
+
+
+def _check_open(members: Members) -> None:
+    # The daemons may already have ended the group. A later request would begin it again, and nothing would end it.
+    if members.closed:
+        raise _cancelled(members.name)
 
 
 def _cancelled(name: str) -> Exception:

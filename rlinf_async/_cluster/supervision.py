@@ -407,7 +407,10 @@ class Supervision:
 
     async def _construct_all(self, ranks: list[int]) -> None:
         """Run the constructors. Kill ranks whose constructor failed, so that they are restarted again."""
-        outcomes = await self._members.call_now(ranks, "__init__", self._construct).outcomes()
+        try:
+            outcomes = await self._members.call_now(ranks, "__init__", self._construct).outcomes()
+        except (OSError, MemoryError) as caught:  # until it is constructed, a worker answers no call
+            outcomes = [Outcome(rank, error=caught) for rank in ranks]
         raised = {outcome.rank: outcome.error for outcome in outcomes if outcome.error is not None}
         failed = {rank: error for rank, error in raised.items() if not isinstance(error, WorkerDied | NodeLost)}
         for rank, error in failed.items():

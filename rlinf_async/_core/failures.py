@@ -241,7 +241,8 @@ def _rebuild(failure: Failure) -> BaseException:
                     notes.append("\n    ".join(("left behind in the other process, and missing here:", *missing)))
             if "cause" in parts:
                 exception_parts.set_cause(error, _rebuild(unpack(parts["cause"])))
-        except Exception:  # the class is missing here, or creates a malformed exception
+        # The class is missing here, its module exits when it is imported, or it creates a malformed exception.
+        except (Exception, SystemExit):
             error = None
     if error is None:
         error = RemoteError.from_facts(failure.type_name, failure.text, failure.traceback)

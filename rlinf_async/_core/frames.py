@@ -113,6 +113,9 @@ NOW: Final = -1  # ``target`` of a GET that does not wait
 # A body larger than this travels as sealed memory within a machine, and on the bulk stream between machines.
 MAX_INLINE_BYTES: Final = 64 * 1024
 
+# A larger body is lost if its receiver has no free descriptor.
+MAX_UNSEALED_BYTES: Final = 4 << 20
+
 # A channel item larger than this is sent in a separate frame.
 MAX_BATCHED_BYTES: Final = 2048
 

@@ -21,9 +21,9 @@ def open_standard_descriptors() -> None:
     while (fd := os.open("/dev/null", os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
-    for number, name in ((1, "stdout"), (2, "stderr")):
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:  # Python sets it to None if the descriptor was closed
-            stream = open(number, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
+            stream = open(number, mode, errors="backslashreplace", closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
 
 

@@ -3,6 +3,7 @@ calls, and handles deaths."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -181,8 +182,7 @@ class Members:
 
     def _send_waiting(self) -> None:
         """Send the waiting calls of ranks that are not held, in order; the caller holds the lock."""
-        repeats, self._repeats = self._repeats, []
-        for callee, handler, slot in repeats:
+        for callee, handler, slot in self._take_repeats():
             if callee.ranks[slot] in self._held:
                 self._repeats.append((callee, handler, slot))
             else:
@@ -197,6 +197,12 @@ class Members:
             callee.ranks[slot] not in self._held for callee, _, slot in self._repeats
         ):  # that thread has added a rank
             self.client.later(0, self._repeat_now)
+
+    def _take_repeats(self) -> list[tuple[GroupCallee, Handle, int]]:
+        # The frame-handling thread may have read the attribute and be about to append, so keep the list.
+        taken = self._repeats[:]
+        del self._repeats[: len(taken)]
+        return taken
 
     def _leave(self, waiting: WaitingCall) -> bool:
         """Send a call to its ranks that are not held. The caller holds the lock. Return True once no rank is left."""
@@ -268,7 +274,7 @@ class Members:
         for callback in tuple(callbacks):
             try:
                 callback(fact)
-            except Exception:
+            except (Exception, asyncio.CancelledError):  # a future that the callback looks at may be cancelled
                 logger.exception("a callback of %s() of group '%s' failed", what, self.name)
             except (SystemExit, KeyboardInterrupt) as error:
                 # If raised here, the exception would abort the restart and end the framework's loop thread.
@@ -304,7 +310,7 @@ class Members:
         with self._lock:
             self._failure = error
             pending, self._pending = self._pending, []
-            repeats, self._repeats = self._repeats, []
+            repeats = self._take_repeats()
         for _, repeated, slot in repeats:
             self.client.answer_for(repeated._call, slot, Status.UNKNOWN, frames.pack(str(error)))
         for waiting in pending:
@@ -511,7 +517,10 @@ class Members:
         callee = self.callee(ranks)
         handle: Handle = Handle(callee, method)
         handle._since = clock.monotonic()
-        self._send(callee, handle, method, [pack_body(encoded)], same=True)
+        if ranks:
+            self._send(callee, handle, method, [pack_body(encoded)], same=True)
+        else:
+            handle._finish()  # because no answer will end it
         return handle
 
     def _send(

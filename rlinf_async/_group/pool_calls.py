@@ -17,6 +17,7 @@ from rlinf_async._core.root_cause import name_ranks
 from rlinf_async._group.members import GroupCallee, Members
 from rlinf_async._group.rank_pool import UNBOUNDED, Attempt, PoolRequest, RankPool, Standing
 from rlinf_async._inspection.state.run_report import Target, TargetKind
+from rlinf_async._recorder import recording
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError
 from rlinf_async.handle import Handle
@@ -125,17 +126,19 @@ class PoolCalls:
         call._body = encoded
         with self._lock:
             attempt = self._state.place(request, clock.monotonic())
-        if attempt is None and not isinstance(encoded, bytes):
-            call._body = encoded.to_bytes()
-        if attempt is None:
-            self.wait(call)
-            return
         try:
-            call._start(attempt)
-        except BaseException:
+            if attempt is None:
+                call._body = encoded if isinstance(encoded, bytes) else encoded.to_bytes()
+                self.wait(call)
+            elif not call._start(attempt):  # its deadline has passed meanwhile
+                self._start(self._end(attempt))
+        except BaseException as error:
             # The caller gets this error, so the deadline must not fail the call a second time.
             self._forget(id(call))
-            self._start(self._end(attempt))
+            if handler._ended._event:
+                recording.end(handler._ended._event, type(error).__name__)
+            if attempt is not None:
+                self._start(self._end(attempt))
             raise
 
     def _forget(self, call: int) -> None:

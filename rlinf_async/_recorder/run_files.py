@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -19,6 +20,14 @@ _NAME: Final = re.compile(
 )
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def temporary_folder() -> Path:
+    """Return the folder for temporary files; ``/tmp`` if this user may not write into any."""
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError:
+        return Path("/tmp")
 
 
 def usual_log_parent(base: Path) -> Path:

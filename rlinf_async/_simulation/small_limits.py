@@ -19,7 +19,7 @@ from rlinf_async import settings
 from rlinf_async._channels import batching, reading
 from rlinf_async._channels.state import put_window
 from rlinf_async._client import direct_calls, events
-from rlinf_async._core import link_messages, resend
+from rlinf_async._core import frames, link_messages, resend
 from rlinf_async._messaging import relayed_broadcast
 from rlinf_async._messaging.state import chain, relay_plan
 from rlinf_async._simulation import stand_ins
@@ -27,7 +27,7 @@ from rlinf_async._simulation.stand_ins import replace
 from rlinf_async._transports import inline, transport_choice
 from rlinf_async._wire import daemon_link, send_buffer
 from rlinf_async.weights.plane import publisher  # noqa: F401  # an import within a block would keep a small value
-from rlinf_launcher.daemon import channel_replies, endpoint, routed_frames, router, service
+from rlinf_launcher.daemon import channel_replies, endpoint, router, service
 
 _KIB: Final = 1 << 10
 _PACKAGES: Final = ("rlinf_async.", "rlinf_launcher.")
@@ -46,6 +46,7 @@ LIMITS: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (direct_calls, "MAX_TARGETS", 1),
     (endpoint, "MAX_QUEUED_BYTES", 16 * _KIB),
     (events, "_MAX_RETURNED", 4),
+    (frames, "MAX_UNSEALED_BYTES", 64 * _KIB),
     (inline, "PIECE_BYTES", 16 * _KIB),
     (inline, "_WINDOW_PIECES", 2),
     (link_messages, "ACK_BYTES", 64 * _KIB),
@@ -62,7 +63,6 @@ LIMITS: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (resend, "_ACK_NOW_BYTES", 512 * _KIB),
     (resend, "_ACK_NOW_DESCRIPTORS", 2),
     (router, "MAX_DIRECT_WORKERS", 3),
-    (routed_frames, "_MAX_INLINE_BYTES", 64 * _KIB),
     (send_buffer, "MAX_FDS_PER_CALL", 2),
     (send_buffer, "_BATCH_BYTES", 16 * _KIB),
     (stand_ins, "_SHARE_CUT_SHORT", 0.2),

@@ -119,8 +119,9 @@ class BackgroundTasks:
         except GeneratorExit:
             raise
         except BaseException as error:
-            assert task._task is not None
-            if not (isinstance(error, asyncio.CancelledError) and task._task.cancelling()):
+            # An eager task may fail before ``_start`` has it.
+            is_cancelled = task._task is not None and task._task.cancelling() > 0
+            if not (is_cancelled and isinstance(error, asyncio.CancelledError)):
                 self._fail(task, error)
 
     def _fail(self, task: BackgroundTask, error: BaseException) -> None:

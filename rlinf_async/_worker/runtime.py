@@ -348,6 +348,10 @@ class Runtime:
                 return
             args, kwargs = _arguments(call)
             value = self._run_hook(call, function, *args) if call.method == ON_RESTART else function(*args, **kwargs)
+            if type(value) not in ATOMS and isinstance(value, Generator) and not isinstance(value, Coroutine):
+                value.close()  # runs user code, which may raise
+                text = f"{call.method}() is a plain generator: make it `async def`, and its items are streamed"
+                raise TypeError(text)
         except BaseException as error:
             self._answer_error(call, error)
         else:
@@ -372,11 +376,6 @@ class Runtime:
         if isinstance(value, Coroutine) and not call.credit:
             # A plain function has returned a coroutine, perhaps because its decorator lacks functools.wraps.
             self._start(call, self._finish(call, value))
-            return
-        if isinstance(value, Generator):
-            value.close()
-            text = f"{call.method}() is a plain generator: make it `async def`, and its items are streamed"
-            self._answer_error(call, TypeError(text))
             return
         self._answer_value(call, value)
 

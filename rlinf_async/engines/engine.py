@@ -90,6 +90,7 @@ class Engine(abc.ABC):
         self._pauses = 0
         self._resumed = asyncio.Event()
         self._resumed.set()
+        self._users_turn = asyncio.Lock()  # a ``resume`` must not overtake the ``pause`` before it
 
     async def serve(self) -> None:
         """Follow the trainer's weights until cancelled.
@@ -157,13 +158,16 @@ class Engine(abc.ABC):
 
         An update and the user may both pause the engine at the same time; the last one to resume ends the pause.
         """
-        await self._hold()
-        self._progress.pause()
+        async with self._users_turn:
+            await self._hold()
+            self._progress.pause()
 
     async def resume(self) -> None:
-        """Undo ``pause``."""
-        await self._release()
-        self._progress.resume()
+        """Undo ``pause``; it does not end the pause of an update."""
+        async with self._users_turn:
+            if self._progress.is_paused or not self._pauses:
+                await self._release()
+                self._progress.resume()
 
     async def _hold(self) -> None:
         # Stop sampling, but keep the ``stall_timeout`` clock running: an engine that freezes during an update counts as

@@ -181,7 +181,8 @@ class EngineGroup:
         stream = self._pool(key).stream(request)
         try:
             async for chunk in stream:
-                yield chunk
+                if chunk.tokens or chunk.finish_reason is not None:  # others only show that the rank is alive
+                    yield chunk
         finally:
             await stream.aclose()
 

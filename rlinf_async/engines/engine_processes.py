@@ -43,7 +43,7 @@ class EngineProcesses:
         Raises:
             RuntimeError: a process has exited; the text says which one and how.
         """
-        raise RuntimeError(await asyncio.shield(self._ended))
+        raise RuntimeError(await asyncio.shield(self._ended)) from None
 
     def describe(self) -> str:
         """Return a text that lists each process and its state."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import gc
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any
 
 from rlinf_async._core import operations
 from rlinf_async._group.idempotent import idempotent
 from rlinf_async._worker import context
 from rlinf_async.engines.engine import EngineSettings, check_model, encode_prompt, engine_class
-from rlinf_async.engines.generation import Chunk, Request
+from rlinf_async.engines.generation import Chunk, Completion, Request
 from rlinf_async.errors import ConfigError
+from rlinf_async.weights.waiting.execution import outlast
 from rlinf_async.worker import Worker
 
 
@@ -57,23 +60,36 @@ class EngineWorker(Worker):
         Raises:
             ValueError: the model cannot handle this request.
         """
-        if resume and resume[-1].finish_reason is not None:  # only the stream's end was lost
+        so_far = Completion()
+        for chunk in resume:
+            so_far.add(chunk)
+        if so_far.finish_reason is not None:  # only the stream's end was lost
             return
-        prefix = [token for chunk in resume for token in chunk.tokens]
-        is_mixed = any(version != self._engine.version for chunk in resume for version in chunk.versions)
-        if is_mixed and self._settings.on_update != "keep":
-            prefix = []
-        prompt = encode_prompt(self._engine.tokenizer, request)
-        chunks = self._engine.generate(request, prompt, prefix)
         waiting: Chunk | None = None
-        async with contextlib.aclosing(chunks):  # type: ignore[type-var]
-            async for chunk in chunks:
+        end = len(so_far.tokens)
+        sampled = self._sample(request, so_far)
+        async with contextlib.aclosing(_with_signs(sampled, self._settings.stall_timeout)) as signs:
+            async for came in signs:
                 # vLLM yields the first token immediately, and a message for it alone would cost as much as a message
                 # for all the others.
-                waiting = (waiting and waiting.extended(chunk)) or chunk
-                if waiting.finish_reason is not None or len(waiting.tokens) >= request.chunk_tokens:
-                    yield waiting
-                    waiting = None
+                if came is not None:
+                    waiting = (waiting and waiting.extended(came)) or came
+                    if waiting.finish_reason is None and len(waiting.tokens) < request.chunk_tokens:
+                        continue
+                waiting = waiting or Chunk(end, [], [], [])
+                end = waiting.start + len(waiting.tokens)
+                yield waiting
+                waiting = None
+
+    async def _sample(self, request: Request, so_far: Completion) -> AsyncIterator[Chunk]:
+        prompt = encode_prompt(self._engine.tokenizer, request)
+        is_mixed = any(version != self._engine.version for version in so_far.versions)
+        prefix = [] if is_mixed and self._settings.on_update != "keep" else so_far.tokens
+        # The engine compares the version of this moment with later ones, so begin before the loop's next step.
+        chunks = self._engine.generate(request, prompt, prefix)
+        async with contextlib.aclosing(chunks):  # type: ignore[type-var]
+            async for chunk in chunks:
+                yield chunk
 
     async def tokenize(self, request: Request) -> list[int]:
         """Return the token ids of the request's prompt."""
@@ -108,3 +124,35 @@ class EngineWorker(Worker):
 
     async def on_close(self) -> None:
         await self._engine.close()
+
+
+async def _with_signs(chunks: AsyncIterator[Chunk], every_s: float | None) -> AsyncGenerator[Chunk | None, None]:
+    # Yield the chunks, and None every ``every_s`` seconds. Callers consider a rank that sends nothing for twice this
+    # time frozen, but an engine may be silent for longer: while the user pauses it, or while vLLM compiles.
+    came: asyncio.Queue[Any] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle | None = None
+
+    async def sample() -> None:
+        async with contextlib.aclosing(chunks):  # type: ignore[type-var]
+            async for chunk in chunks:
+                came.put_nowait(chunk)
+
+    def sign(after_s: float) -> None:
+        nonlocal timer
+        came.put_nowait(None)
+        timer = loop.call_later(after_s, sign, after_s)
+
+    if every_s is not None:
+        timer = loop.call_later(every_s, sign, every_s)
+    sampling = loop.create_task(sample())
+    sampling.add_done_callback(came.put_nowait)
+    try:
+        while (chunk := await came.get()) is not sampling:
+            yield chunk
+        sampling.result()
+    finally:
+        if timer is not None:
+            timer.cancel()
+        sampling.cancel()
+        await outlast(asyncio.gather(sampling, return_exceptions=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
@@ -64,7 +64,7 @@ class Request:
         if self.seed is not None:
             _check_whole("seed", self.seed, -(2**63))
         if not _is_number(self.temperature) or not (
-            self.temperature == 0 or _LEAST_TEMPERATURE <= self.temperature < math.inf
+            self.temperature == 0 or _LEAST_TEMPERATURE <= self.temperature <= sys.float_info.max
         ):
             raise ValueError(
                 f"temperature={self.temperature!r} of a request: write 0, or a number from {_LEAST_TEMPERATURE} on"

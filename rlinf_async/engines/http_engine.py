@@ -166,9 +166,7 @@ class HttpEngine(VllmBacked):
         prefix_version = self._version
         with self._progress.of_one() as note:
             while True:
-                await self._resumed.wait()
-                if self._version != prefix_version:  # all tokens must come from one version: start over
-                    prefix = ()
+                prefix = await self._after_pauses(prefix, prefix_version)
                 if len(prefix) >= limit:
                     yield Chunk(len(prefix), [], [], [], finish_reason="length", prompt_tokens=list(prompt))
                     return

@@ -36,13 +36,25 @@ class Answer:
         self._facts = {"id": self.id, "created": int(time.time()), "model": model}
         # Maps each choice's index to the numbers of its tokens and characters already sent in the stream.
         self._told: dict[int, tuple[int, int]] = {}
+        # Maps each finished choice's index to its text and tool calls.
+        self._parsed: dict[int, tuple[str, list[dict[str, Any]]]] = {}
 
     def add(self, index: int, chunk: Chunk) -> None:
+        """Add a chunk of a choice; only an answer whose chunks can all be added is worth a turn.
+
+        Raises:
+            ClosedError: the chunk replaces tokens that were already sent in the stream.
+            RuntimeError: a log probability is not finite, or the parser of tool calls has failed.
+        """
         if not all(map(math.isfinite, chunk.log_probs)):
             raise RuntimeError(
                 f"a log probability of weights {max(chunk.versions)} is no finite number: training has diverged"
             )
+        if chunk.start < self._told.get(index, (0, 0))[0]:
+            raise ClosedError("the engine was lost, and its tokens cannot be taken back: ask again")
         self.choices[index].add(chunk)
+        if chunk.finish_reason is not None:
+            self._parsed[index] = self._parse(self.choices[index].text)
 
     @property
     def is_complete(self) -> bool:
@@ -51,7 +63,7 @@ class Answer:
     def whole(self) -> dict[str, Any]:
         choices = []
         for index, each in enumerate(self.choices):
-            content, calls = self._parse(each.text)
+            content, calls = self._parsed[index]
             choice = self._choice(index, each, bool(calls))
             if self._is_chat:
                 message = {"role": "assistant", "content": content}
@@ -62,17 +74,11 @@ class Answer:
         return {**self._facts, "object": self._kind, "choices": choices, "usage": self._usage()}
 
     def part(self, index: int, chunk: Chunk) -> dict[str, Any]:
-        """Return the stream's part for a chunk that has been added.
-
-        Raises:
-            ClosedError: the chunk replaces tokens that were already sent in the stream.
-        """
-        tokens, characters = self._told.get(index, (0, 0))
-        if chunk.start < tokens:
-            raise ClosedError("the engine was lost, and its tokens cannot be taken back: ask again")
+        """Return the stream's part for the chunk that was added last."""
+        _, characters = self._told.get(index, (0, 0))
         text, calls = self.choices[index].text, list[dict[str, Any]]()
         if chunk.finish_reason is not None:
-            text, calls = self._parse(text)
+            text, calls = self._parsed[index]
         elif self._parser is not None:  # in a custom format, a call may begin with any text
             text = text[: settled_length(text) if self._parser is parse_tool_calls else 0]
         choice = self._choice(index, chunk, bool(calls))

@@ -38,6 +38,7 @@ except ModuleNotFoundError as error:
 logger = own_logger(__name__)
 
 CONVERSATION_HEADER: Final = "x-conversation-id"
+_CLOSING: Final = "the server is closing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,19 +186,28 @@ class OpenAIServer:
 
     async def __aexit__(self, *exc_info: object) -> None:
         assert self._socket is not None
+        assert self._server is not None
+        if not self._server.should_exit:  # another server may take the path while the last requests end
+            self._forget_path()
+        self._server.should_exit = True
+        for events in self._requests:
+            events.put_nowait(ClosedError(_CLOSING))
         try:
-            if self._server is not None and self._task is not None:
-                self._server.should_exit = True
-                for events in self._requests:
-                    events.put_nowait(ClosedError("the server is closing"))
-                await outlast(asyncio.wait([self._task]))
+            await outlast(self._end(self._server))
         finally:
             self._socket.close()
-            self._forget_path()
 
     def _forget_path(self) -> None:
         if self.uds is not None:
             Path(self.uds).unlink(missing_ok=True)
+
+    async def _end(self, server: _Server) -> None:
+        assert self._task is not None
+        await asyncio.wait([self._task])
+        for connection in list(server.server_state.connections):  # the client does not read its response
+            connection.transport.abort()
+        if server.server_state.tasks:  # uvicorn has cancelled these
+            await asyncio.wait(server.server_state.tasks)
 
     def _bind(self) -> socket.socket:
         try:
@@ -245,7 +255,7 @@ class OpenAIServer:
             events = self._sample(raw, answer, conversation)
             first = await anext(events)  # a rejected request raises here, while its HTTP status can still be set
             if body.get("stream"):
-                return StreamingResponse(_stream(answer, first, events), media_type="text/event-stream")
+                return _EventStream(answer, first, events)
             async for _ in events:
                 pass
             return JSONResponse(answer.whole())
@@ -257,6 +267,9 @@ class OpenAIServer:
     ) -> AsyncIterator[tuple[int, Chunk]]:
         # Yield the chunks of all choices as they arrive. Record the turns before yielding the last chunk, because the
         # client may take them as soon as it has that chunk. End the requests when the client disconnects.
+        assert self._server is not None
+        if self._server.should_exit:  # the body arrived after ``__aexit__`` had ended the requests
+            raise ClosedError(_CLOSING)
         events: asyncio.Queue[Any] = asyncio.Queue()
 
         async def sample(index: int, request: Request) -> None:
@@ -357,20 +370,31 @@ class _Server(uvicorn.Server):
         self.listens.set()
 
 
+class _EventStream(StreamingResponse):
+    # A stream whose requests end with it, even if it is cancelled between two events or before the first.
+
+    def __init__(self, answer: Answer, first: tuple[int, Chunk], events: AsyncIterator[tuple[int, Chunk]]) -> None:
+        super().__init__(_stream(answer, first, events), media_type="text/event-stream")
+        self._events = events
+
+    async def __call__(self, *scope: Any) -> None:
+        async with contextlib.aclosing(self._events):  # type: ignore[type-var]
+            await super().__call__(*scope)
+
+
 async def _stream(
     answer: Answer, first: tuple[int, Chunk], events: AsyncIterator[tuple[int, Chunk]]
 ) -> AsyncIterator[str]:
     # Yield server-sent events: one per chunk of a choice, then the usage if requested, then the end mark.
-    async with contextlib.aclosing(events):  # type: ignore[type-var]
-        try:
-            yield _event(answer.part(*first))
-            async for index, chunk in events:
-                yield _event(answer.part(index, chunk))
-            if usage := answer.usage_part():
-                yield _event(usage)
-            yield "data: [DONE]\n\n"
-        except Exception as error:
-            yield _event(_error_body(_as_http(error)))
+    try:
+        yield _event(answer.part(*first))
+        async for index, chunk in events:
+            yield _event(answer.part(index, chunk))
+        if usage := answer.usage_part():
+            yield _event(usage)
+        yield "data: [DONE]\n\n"
+    except Exception as error:
+        yield _event(_error_body(_as_http(error)))
 
 
 def _event(content: Any) -> str:

@@ -37,6 +37,11 @@ class TokenProgress:
     def _note(self) -> None:
         self._since = clock.monotonic()
 
+    @property
+    def is_paused(self) -> bool:
+        """True from ``pause`` to ``resume``."""
+        return self._pauses > 0
+
     def pause(self) -> None:
         """Stop the clock while the engine deliberately samples nothing."""
         self._pauses += 1
@@ -56,7 +61,7 @@ class TokenProgress:
         self._restart()
         while True:
             self._changed.clear()
-            is_owing = self.open > 0 and not self._pauses
+            is_owing = self.open > 0 and not self.is_paused
             left = self._since + limit_s - clock.monotonic() if is_owing else None
             if left is not None and left <= 0:
                 return

@@ -27,10 +27,13 @@ def parse_tool_calls(text: str) -> tuple[str, list[tuple[str, str]]]:
             call = json.loads(body)
             if not (isinstance(call["name"], str) and isinstance(call["arguments"], dict)):
                 return text, []
+            arguments = json.dumps(call["arguments"], ensure_ascii=False, allow_nan=False)
+            (call["name"] + arguments).encode()  # an escaped half of a surrogate pair cannot be sent
         except (ValueError, TypeError, KeyError, RecursionError):
             return text, []
-        calls.append((call["name"], json.dumps(call["arguments"], ensure_ascii=False)))
-    return (_CALL.sub("", text).strip(), calls) if calls else (text, [])
+        calls.append((call["name"], arguments))
+    # Keep white space at the start, which a stream has already sent.
+    return (_CALL.sub("", text).rstrip(), calls) if calls else (text, [])
 
 
 def settled_length(text: str) -> int:

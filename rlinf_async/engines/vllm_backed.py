@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
 from rlinf_async._core import clock
@@ -25,6 +26,7 @@ EXTENSION: Final = "rlinf_async.engines.vllm_weights.WorkerExtension"
 _COMPILE_S: Final = 300.0
 # Seconds within which the exit of a failed vLLM process is noticed.
 _DEATH_S: Final = 30.0
+_NOTICE_S: Final = 1.0
 
 
 class VllmBacked(Engine):
@@ -69,7 +71,13 @@ class VllmBacked(Engine):
         try:
             await super().serve()
         except Exception:
-            self._processes.kill()  # vLLM would wait several seconds for a dead or hung process to shut down
+            try:
+                # A request to a process that exits may fail before the exit is noticed, whose error names the process.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_NOTICE_S):
+                        await self._processes.ended()
+            finally:
+                self._processes.kill()  # vLLM would wait several seconds for a dead or hung process to shut down
             raise
         finally:
             self._processes.close()
@@ -132,6 +140,12 @@ class VllmBacked(Engine):
             "load_s": loaded - paused,
             "pause_s": clock.monotonic() - begun,
         }
+
+    async def _after_pauses(self, prefix: Sequence[int], version: int) -> Sequence[int]:
+        # Wait for the end of all pauses. Return the prefix, which comes from ``version``, if that is still the version.
+        while not self._resumed.is_set():  # the next update may begin before this task runs
+            await self._resumed.wait()
+        return prefix if self._version == version else ()
 
     async def _fail_with_the_rank(self, error: Exception) -> NoReturn:
         """Wait for this rank to exit, so that another rank takes over the request; raise the error if it does not."""

@@ -108,6 +108,8 @@ class VllmEngine(VllmBacked):
     async def generate(
         self, request: Request, prompt: Sequence[int], prefix: Sequence[int] = ()
     ) -> AsyncIterator[Chunk]:
+        if prefix and self._settings.on_update != "keep":  # vLLM would hold the request until the update is loaded
+            prefix = await self._after_pauses(prefix, self._version)
         start = len(prefix)
         while True:
             aborted = False

@@ -8,12 +8,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from rlinf_async._channels.reading import ChannelItems
 from rlinf_async._channels.remote_queue import RemoteQueue
-from rlinf_async._channels.request import Get, Put
+from rlinf_async._channels.request import Confirmation, Get, Put, QueueQuery
 from rlinf_async._channels.state.put_window import WINDOW_BYTES, cost
 from rlinf_async._core import codec, frames
 from rlinf_async._core.giving_back import GivingBack
@@ -21,7 +22,7 @@ from rlinf_async._core.payload import pack_body
 from rlinf_async._core.pool import pool
 from rlinf_async._core.segment import close_fds
 from rlinf_async._core.taken_page import NOTES, TakenPage, Takings
-from rlinf_async.errors import ClosedError, DeadlineExceeded, SerializationError
+from rlinf_async.errors import ClosedError, DeadlineExceeded, SerializationError, TransferFailed
 
 
 class Client:
@@ -140,6 +141,26 @@ def test_the_first_put_and_those_to_another_node_or_beyond_the_window_wait_for_a
     assert not put(far, "second").done()
 
 
+def test_a_put_that_needs_a_descriptor_waits_for_its_answer(client: Client, queue: RemoteQueue) -> None:
+    large = Put("obs", "key", b"key", 0, codec.encode(1), frames.MAX_UNSEALED_BYTES + 1, frames.WAIT, None)
+    queue.start(large)
+    assert modes(client) == [frames.WAIT]
+
+
+def test_a_put_waits_for_its_answer_while_an_earlier_one_is_packed(
+    client: Client, queue: RemoteQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pack(carried: Any) -> Any:
+        monkeypatch.undo()
+        put(queue, "later")  # by another thread
+        return pack_body(carried)
+
+    monkeypatch.setattr("rlinf_async._channels.remote_queue.pack_body", pack)
+    put(queue, "earlier")
+    put(queue, "last")
+    assert [(frame[5], frame[8]) for frame in client.sent] == [(3, frames.WAIT), (2, frames.SENT), (4, frames.SENT)]
+
+
 def test_puts_after_a_close_wait_for_their_answers(client: Client, queue: RemoteQueue) -> None:
     queue.on_queue_frame("answer_puts", None)
     assert not put(queue, 1).done()
@@ -170,7 +191,7 @@ def test_a_put_that_is_withdrawn_lets_the_next_one_leave(client: Client, end: st
     assert [frame[5] for frame in client.sent if frame[0] == frames.PUT] == [1, 2]
 
 
-@pytest.mark.parametrize("how", ["fails", "withdrawn"])
+@pytest.mark.parametrize("how", ["fails", "is interrupted", "withdrawn"])
 def test_a_put_that_does_not_leave_is_no_gap_among_the_numbers_and_keeps_nothing_of_the_window(
     client: Client, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -181,19 +202,74 @@ def test_a_put_that_does_not_leave_is_no_gap_among_the_numbers_and_keeps_nothing
     def pack(carried: Any) -> Any:
         if carried is not second.carried:
             return pack_body(carried)
-        if how == "fails":
-            raise MemoryError("no room")
+        if how != "withdrawn":
+            raise MemoryError("no room") if how == "fails" else KeyboardInterrupt
         second.abandon(ClosedError("nobody wants it"))
         return pack_body(carried)
 
     monkeypatch.setattr("rlinf_async._channels.remote_queue.pack_body", pack)
     queue.on_queue_frame("replies", [[first.number], [], 0])
-    with pytest.raises((MemoryError, ClosedError)):
+    with pytest.raises((MemoryError, KeyboardInterrupt, ClosedError)):
         second.wait()
     assert ("skip", [second.number]) in [frame[5:] for frame in client.sent]
     assert [frame[5] for frame in client.sent if frame[0] == frames.PUT] == [first.number, third.number]
     queue.on_queue_frame("replies", [[third.number], [], 0])
     assert queue._window._used == 0
+
+
+def test_an_interrupted_put_raises_and_is_no_gap(
+    client: Client, queue: RemoteQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlinf_async._channels.remote_queue.pack_body", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        put(queue, 1)
+    assert client.sent[-1][5:] == ("skip", [2])
+
+
+@pytest.mark.parametrize("target", [None, [1, frames.SOME]], ids=["one", "several"])
+def test_an_item_whose_get_is_interrupted_goes_back(
+    client: Client, monkeypatch: pytest.MonkeyPatch, target: Any
+) -> None:
+    queue = new_queue(client)
+    get: Get[Any] = Get("get() from", "obs", "key", b"key", target, None)
+    queue.start(get)
+    queue.on_queue_frame("replies", [[], [[1, False, False, codec.encode_plain(1)]], 0])
+    monkeypatch.setattr(codec, "decode", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        get.wait()
+    assert [frame[5:] for frame in client.sent[1:]] == [("cancel", [1])]
+
+
+def test_an_item_that_is_lost_on_its_way_goes_back(client: Client) -> None:
+    queue = new_queue(client)
+    get: Get[Any] = Get("get() from", "obs", "key", b"key", None, None)
+    queue.start(get)
+    queue.on_queue_frame("replies", [[], [[1, False, False, "this item was lost"]], 0])
+    with pytest.raises(TransferFailed, match="this item was lost"):
+        get.wait()
+    assert client.sent[-1][5:] == ("cancel", [1])
+
+
+def test_a_look_at_items_of_which_one_is_lost_fails(client: Client) -> None:
+    queue = new_queue(client)
+    query = QueueQuery("peek_all() of", "obs", "key", b"key", "peek", list)
+    queue.start(query)
+    queue.on_give([frames.GIVE, 0, 0, 7, 1, -1, True, 0, False, "this item was lost"], [])
+    queue.on_give([frames.GIVE, 0, 0, 7, 1, -1, False, 0, False, codec.encode_plain(1)], [])
+    queue.on_queue_frame("peeked", [1])
+    with pytest.raises(TransferFailed, match="this item was lost"):
+        query.wait()
+
+
+def test_the_end_of_a_lease_reports_no_item_that_came_too_late(client: Client) -> None:
+    queue = new_queue(client)
+    lease: Get[Any] = Get("lease() of", "obs", "key", b"key", [1, frames.LEASE], None)
+    queue.start(lease)
+    queue.on_queue_frame("replies", [[], [[1, False, False, codec.encode_plain(1)]], 0])
+    lease.wait()
+    queue.on_queue_frame("lost", 1)
+    queue.start(Confirmation(lease, 1))
+    assert client.sent[-1][5:] == ("confirm", [1, 1, 1])
 
 
 async def test_a_put_that_is_done_overtakes_no_request_that_waits_here(client: Client, queue: RemoteQueue) -> None:

@@ -115,6 +115,24 @@ async def test_the_daemon_knows_of_a_call_that_takes_long(pair: Any, cluster: Cl
     assert await pair[0].was_cancelled() == [True]
 
 
+async def test_the_daemon_is_told_of_the_answer_to_a_call_that_it_knows(
+    pair: Any, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, loop, connection = asyncio.Event(), asyncio.get_running_loop(), cluster._client._connection
+    assert connection is not None
+    send = connection.send
+
+    def noticed(frame: frames.Frame, *args: Any, **kwargs: Any) -> None:
+        if frame[0] == frames.PENDING and frame[4]:
+            loop.call_soon_threadsafe(told.set)
+        send(frame, *args, **kwargs)
+
+    monkeypatch.setattr(connection, "send", noticed)
+    await pair[0].sleep(10 * direct_calls.REPORT_DELAY_S)
+    async with asyncio.timeout(5):
+        await told.wait()
+
+
 async def test_a_death_in_the_middle_of_a_direct_call_names_its_method(pair: Any, relayed: list[int]) -> None:
     with pytest.raises(WorkerDied) as caught:
         await pair.die([1], "SIGKILL")

@@ -161,6 +161,15 @@ def test_exits_and_cancellations_are_never_raised_as_themselves(kind: type[BaseE
     assert type(rebuild(forged)) is RemoteError
 
 
+class ExitsOnArrival(Exception):
+    def __reduce__(self) -> Any:
+        return sys.exit, (3,)
+
+
+def test_an_exception_that_exits_on_arrival_becomes_a_remote_error() -> None:
+    assert type(arrive(ExitsOnArrival("no"))) is RemoteError
+
+
 def test_cancellation_of_a_future_in_the_users_code_is_an_ordinary_error() -> None:
     assert type(arrive(concurrent.futures.CancelledError())) is concurrent.futures.CancelledError
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,7 @@ from rlinf_async._group import members as module
 from rlinf_async._group.members import GroupCallee, Members
 from rlinf_async._group.pool_calls import PoolCalls
 from rlinf_async._group.rank_pool import PoolRequest, Standing
+from rlinf_async._recorder import recording
 from rlinf_async.any_rank import _AnyCall, _AnyStreamCall
 from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost
 from rlinf_async.handle import Handle
@@ -116,6 +119,27 @@ def test_the_close_of_a_stream_does_not_wait_for_a_rank_that_is_away(client: Cli
     client.answer_for = lambda call, slot, status, body: answered.append((call, slot, status))  # type: ignore[attr-defined]
     stream.close()
     assert answered == [(7, 1, Status.CANCELLED)]
+
+
+class Looked(deque[Any]):
+    """The items of a stream, which another thread closes once it is known that there are some."""
+
+    def __init__(self, stream: StreamCall, items: Sequence[Any]) -> None:
+        super().__init__(items)
+        self._closing = threading.Thread(target=stream.close)
+
+    def __bool__(self) -> bool:
+        self._closing.start()
+        self._closing.join(0.1)
+        return True
+
+
+def test_a_stream_closed_in_another_thread_has_no_error(client: Client, members: Members) -> None:
+    members.release()
+    stream: Any = _call(members, StreamCall)
+    stream._items = Looked(stream, [(1, codec.encode("item").to_bytes())])
+    assert stream._next() == (1, "item")
+    stream._items._closing.join()
 
 
 @pytest.mark.parametrize("ends", ["cancel", "_expire"])
@@ -219,7 +243,10 @@ def test_callbacks_that_call_again_or_exit_keep_nobody_from_hearing(
     def leave(fact: str) -> None:
         raise SystemExit(3)
 
-    callbacks[:] = [again, leave, heard.append]
+    def look(fact: str) -> None:
+        raise asyncio.CancelledError
+
+    callbacks[:] = [again, look, leave, heard.append]
     client.user_loop = object() if on_user_loop else None
     members.call_back("on_death", callbacks, "it died")
     assert heard == ["it died", "it died"]
@@ -235,7 +262,12 @@ def pool_of(members: Members) -> PoolCalls:
     return pool
 
 
-def test_a_pooled_call_that_could_not_be_sent_is_no_call_that_is_late(client: Client, members: Members) -> None:
+def test_a_pooled_call_that_could_not_be_sent_is_no_call_that_is_late(
+    client: Client, members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[tuple[int, str]] = []
+    monkeypatch.setattr(recording, "end", lambda event, failed: ends.append((event, failed)))
+    monkeypatch.setattr(members, "record", lambda handler, method, ranks: setattr(handler._ended, "_event", 7))
     members.deadlines.limit = CallDeadline(5.0, "here")
     members.release()
     pool = pool_of(members)
@@ -249,6 +281,24 @@ def test_a_pooled_call_that_could_not_be_sent_is_no_call_that_is_late(client: Cl
     with pytest.raises(OSError, match="descriptor"):
         pool.submit(call, codec.encode(None))
     assert pool.unfinished() == []
+    assert ends == [(7, "OSError")]
+
+
+def test_a_pooled_call_that_is_late_before_it_leaves_takes_no_room(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members.release()
+    pool = pool_of(members)
+    method: Any = SimpleNamespace(name="step", streams=False, is_idempotent=False)
+    call, place = _AnyCall(pool, PoolRequest((0, 1)), method), pool._state.place
+
+    def expire(request: PoolRequest, now: float) -> Any:
+        call._expired = True  # as by the timer, on the loop's thread
+        return place(request, now)
+
+    monkeypatch.setattr(pool._state, "place", expire)
+    pool.submit(call, codec.encode(None))
+    assert pool._state.open == [{}, {}]
 
 
 def test_the_last_look_at_the_ranks_is_the_one_that_counts(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,6 +355,17 @@ def test_a_death_that_is_told_at_the_moment_of_the_close_holds_no_call(client: C
     supervision: Any = SimpleNamespace(_changed=asyncio.Event(), _away={1: {}}, _working=None, _members=members)
     Supervision._look(supervision)
     assert answered == [(7, 1, Status.UNKNOWN)]
+
+
+def test_a_repeat_that_is_noted_while_others_are_sent_is_sent_later(client: Client, members: Members) -> None:
+    noted = members._repeats  # as by the thread that handles frames, in the middle of its append
+    members.release()
+    call: Any = SimpleNamespace(_call=7, _method="step", _again=None)
+    noted.append((members.callee([0, 1]), call, 1))
+    answered: list[tuple[int, int, Status]] = []
+    client.answer_for = lambda call, slot, status, body: answered.append((call, slot, status))  # type: ignore[attr-defined]
+    members.release()
+    assert answered == [(7, 1, Status.CANCELLED)]
 
 
 def test_what_follows_a_call_that_cannot_leave_may_make_calls(client: Client, members: Members) -> None:

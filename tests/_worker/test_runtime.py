@@ -97,6 +97,28 @@ def test_the_first_concurrent_call_does_not_begin_once_the_worker_ends(runtime: 
     assert runtime._concurrent.ended.done()
 
 
+def test_a_generator_that_raises_when_it_is_closed_is_its_calls_error(runtime: Runtime) -> None:
+    def items() -> Iterator[int]:
+        try:
+            yield 1
+        finally:
+            raise ValueError("cannot be closed")
+
+    class Begins:
+        def step(self) -> Any:
+            generator = items()
+            next(generator)
+            return generator
+
+    sent: list[Any] = []
+    runtime.client = cast(Any, a_client(sent))
+    runtime._early, runtime._methods.worker = None, Begins()
+    runtime.on_frame([frames.CALL, 0, 7, 0, 1, "step", 0, codec.encode(((), {})).to_bytes()], [])
+    runtime._run_blocking()
+    assert [frame[6] for frame in sent] == [Status.ERROR]
+    assert b"cannot be closed" in sent[0][7]
+
+
 class Odd:
     """Has names whose look-up raises, as a ``__getattr__`` that looks into a dict does."""
 

@@ -6,11 +6,14 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from rlinf_async import Channel, Cluster, EndOfChannel, LeaseLost, NodePlacementStrategy, WorkerDied
+from rlinf_async._waits.thread_gate import LockGate
 from tests._support.channel_workers import User
 
 pytestmark = pytest.mark.shared_cluster
@@ -197,3 +200,28 @@ async def test_a_loop_goes_on_after_a_wait_that_was_cancelled() -> None:
         await asyncio.wait_for(anext(items), 0.01)
     await channel.put(1)
     assert await anext(items) == 1
+
+
+async def test_who_handles_the_end_of_a_wait_finds_the_items_of_the_loop() -> None:
+    channel = Channel.create("waits", local=True)
+    await channel.put(1)
+    task = asyncio.create_task(channel.items().__anext__())
+    await asyncio.sleep(0)  # the loop has the item, and lets other tasks run
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        assert await channel.drain() == [1]
+
+
+@pytest.mark.parametrize(
+    "wait", [lambda channel: next(channel.items()), lambda channel: channel.lease(2).__enter__()], ids=["loop", "lease"]
+)
+def test_an_interrupted_wait_takes_no_later_item(wait: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    channel = Channel.create("waits", local=True)
+    monkeypatch.setattr(LockGate, "wait", Mock(side_effect=KeyboardInterrupt))
+    try:
+        wait(channel)
+    except KeyboardInterrupt:
+        channel.put(1)
+        assert channel.drain() == [1]

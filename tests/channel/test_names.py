@@ -114,10 +114,16 @@ def test_a_key_of_a_distributed_channel_lives_where_it_was_first_touched(cluster
         channel.put("x", key="far")
 
 
+@pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize("kind", [Channel, Experience])
-async def test_one_that_was_closed_before_it_is_used_here_says_so_of_its_counts(cluster: Cluster, kind: Any) -> None:
+async def test_one_that_was_closed_before_it_is_used_here_says_so_of_its_counts(
+    cluster: Cluster, kind: Any, is_known: bool
+) -> None:
+    """Passed on before or after it is known where it lives."""
     made = kind.create("early")
-    passed = pickle.loads(pickle.dumps(made))  # before it is known where it lives
+    if is_known:
+        await made.stats()
+    passed = pickle.loads(pickle.dumps(made))
     await made.stats()
     await made.aclose()
     with pytest.raises(ClosedError, match=f"{kind.__name__.lower()} 'early'"):

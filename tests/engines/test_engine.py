@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from rlinf_async.engines.engine import Engine, EngineSettings, Trainer
-from rlinf_async.engines.generation import Chunk, Request
+from rlinf_async.engines.engine_worker import EngineWorker
+from rlinf_async.engines.generation import Chunk, Completion, Request
 
 
 class IdleEngine(Engine):
-    version = 0
+    version = 3
     tokenizer = None
 
     def __init__(self, stop: Callable[[], Any], stall_timeout: float | None = None) -> None:
@@ -70,6 +71,29 @@ async def test_the_last_of_two_pauses_ends_the_pause() -> None:
     assert engine.calls == ["stop", "stop", "start"]
 
 
+async def test_a_resume_takes_effect_after_the_pause_before_it() -> None:
+    is_idle = asyncio.Event()
+    engine = IdleEngine(is_idle.wait)
+    pause = asyncio.ensure_future(engine.pause())
+    await asyncio.sleep(0)
+    resume = asyncio.ensure_future(engine.resume())
+    await asyncio.sleep(0)
+    is_idle.set()
+    await asyncio.gather(pause, resume)
+    assert engine.calls == ["stop", "start"]
+    assert engine._resumed.is_set()
+    assert not engine._progress.is_paused
+
+
+async def test_a_resume_without_a_pause_does_not_end_the_pause_of_an_update() -> None:
+    engine = IdleEngine(at_once)
+    await engine._hold()
+    await engine.resume()
+    assert not engine._resumed.is_set()
+    await engine._release()
+    assert engine.calls == ["stop", "start"]
+
+
 async def test_a_cancelled_pause_is_no_pause_and_asks_the_engine_nothing() -> None:
     engine = IdleEngine(for_ever)
     pause = asyncio.ensure_future(engine.pause())
@@ -92,3 +116,44 @@ async def test_a_silent_engine_ends_with_a_stall_also_amid_an_update(is_updated:
     request.cancel()
     with pytest.raises(asyncio.CancelledError):
         await request
+
+
+class SlowEngine(IdleEngine):
+    is_closed = False
+
+    async def generate(
+        self, request: Request, prompt: Sequence[int], prefix: Sequence[int] = ()
+    ) -> AsyncIterator[Chunk]:
+        self.prefix = prefix
+        try:
+            for position in range(2):
+                yield Chunk(position, [position], [-1.0], [3], prompt_tokens=[5])
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self.is_closed = True
+
+
+async def test_a_stream_goes_on_behind_the_tokens_that_replaced_others() -> None:
+    worker = object.__new__(EngineWorker)
+    worker._engine = engine = SlowEngine(at_once)
+    worker._settings = EngineSettings("", {}, on_update="abort")
+    resume = [Chunk(0, [1, 2], [-1.0] * 2, [3] * 2), Chunk(0, [4], [-1.0], [3])]
+    stream: Any = worker.stream(Request([5], chunk_tokens=1), resume=resume)
+    await anext(stream)
+    assert engine.prefix == [4]
+    await stream.aclose()
+
+
+async def test_a_stream_shows_that_its_rank_is_alive_while_the_engine_is_silent() -> None:
+    worker = object.__new__(EngineWorker)
+    worker._engine = engine = SlowEngine(at_once)
+    worker._settings = EngineSettings("", {}, stall_timeout=0.01)
+    stream: Any = worker.stream(Request([5]))
+    completion = Completion()
+    while len(completion.tokens) < 2:
+        completion.add(await anext(stream))
+    for _ in range(2):
+        assert await anext(stream) == Chunk(2, [], [], [])
+    assert not engine.is_closed
+    await stream.aclose()
+    assert engine.is_closed

@@ -29,6 +29,7 @@ def chunk(start: int, text: str, **options: Any) -> Chunk:
         ("temperature", 1e-40),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
+        pytest.param("temperature", 10**400, id="temperature above all floats"),
         ("seed", 2**63),
         ("seed", 1.5),
         ("stop_token_ids", ("a",)),

@@ -284,6 +284,16 @@ async def scripted(*streams: list[Any], **options: Any) -> AsyncIterator[tuple[O
         yield api, client
 
 
+@contextlib.asynccontextmanager
+async def connected(api: OpenAIServer) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    host, port = api.base_url.removeprefix("http://").removesuffix("/v1").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    yield reader, writer
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+
+
 async def test_a_models_calls_of_tools_are_in_its_message() -> None:
     async with scripted(chunks_of(f"I add.\n{CALL}{CALL}")) as (api, client):
         [choice] = (await client.post("/chat/completions", json=WITH_TOOLS)).json()["choices"]
@@ -324,8 +334,9 @@ async def test_a_parser_of_ones_own_finds_calls_of_another_format() -> None:
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}
     assert {each["content"] for each in events} == {""}
     assert (last["content"], last["tool_calls"][0]["function"]["name"]) == ("a", "now")
-    async with scripted(chunks_of("a"), tool_parser=lambda text: {}[text]) as (_, client):
+    async with scripted(chunks_of("a"), tool_parser=lambda text: {}[text]) as (api, client):
         response = await client.post("/chat/completions", json=WITH_TOOLS)
+        assert not api.turns
     assert response.status_code == 500
     assert "of openai_server() failed on 'a'" in response.json()["error"]["message"]
 
@@ -372,11 +383,12 @@ async def test_a_failed_generation_is_an_error_and_no_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    "ending", [[*chunks_of("ab", None), ClosedError("no engine")], [*chunks_of("ab", None), *chunks_of("cd")]]
+    "ending", [[*chunks_of("ab", None), ClosedError("no engine")], [*chunks_of("ab", None), *chunks_of("c")]]
 )
-async def test_a_stream_whose_engine_is_lost_ends_with_an_error(ending: list[Any]) -> None:
-    async with scripted(ending) as (_, client):
+async def test_a_stream_whose_engine_is_lost_ends_with_an_error_and_is_no_turn(ending: list[Any]) -> None:
+    async with scripted(ending) as (api, client):
         response = await client.post("/completions", json={"prompt": "a", "stream": True})
+        assert not api.turns
     *parts, last = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
     assert [json.loads(each)["choices"][0]["text"] for each in parts] == ["a", "b"]
     error = json.loads(last)["error"]
@@ -408,6 +420,57 @@ async def test_a_closed_server_ends_open_streams() -> None:
     assert group.is_over
 
 
+async def test_a_closing_server_refuses_requests_that_come_late() -> None:
+    async with OpenAIServer(Script(chunks_of("a"))) as api, connected(api) as (reader, writer):
+        assert api._server is not None
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 14\r\n\r\n{")
+        while not api._server.server_state.tasks:
+            await asyncio.sleep(0)
+        leaving = asyncio.ensure_future(api.__aexit__())
+        await asyncio.sleep(0)
+        writer.write(b'"prompt":"a"}')
+        assert b"503" in await reader.readline()
+        assert b"the server is closing" in await reader.read()
+        await leaving
+    assert not api._group.asked  # type: ignore[attr-defined]
+
+
+async def test_a_closed_server_ends_the_request_of_a_client_that_reads_nothing() -> None:
+    class Flood(Script):
+        is_over = False
+
+        async def stream(self, prompt: Request, *, key: Any = None, **_: Any) -> AsyncIterator[Chunk]:
+            try:
+                for position in range(200):
+                    yield Chunk(position, [1], [-1.0], [3], "a" * 100_000, None, [7])
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self.is_over = True
+
+    group = Flood()
+    async with OpenAIServer(group) as api, connected(api) as (_, writer):
+        assert api._server is not None
+        api._server.config.timeout_graceful_shutdown = 0
+        body = b'{"prompt":"a","stream":true}'
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 28\r\n\r\n" + body)
+        while not any(each.flow.write_paused for each in api._server.server_state.connections):
+            await asyncio.sleep(0)
+        await api.__aexit__()
+        assert group.is_over
+        assert not api._server.server_state.tasks
+
+
+async def test_a_server_that_ends_leaves_the_path_to_the_next(tmp_path: Path) -> None:
+    path = str(tmp_path / "api")
+    api = await OpenAIServer(Script(), uds=path).__aenter__()
+    leaving = asyncio.ensure_future(api.__aexit__())
+    await asyncio.sleep(0)
+    async with OpenAIServer(Script(), uds=path):
+        await leaving
+        await api.__aexit__()
+        assert Path(path).is_socket()
+
+
 async def test_a_prompts_tokens_count_once_in_the_usage() -> None:
     async with scripted(chunks_of("abc")) as (_, client):
         answer = (await client.post("/completions", json={"prompt": ["a", "b"], "n": 3})).json()
@@ -423,12 +486,8 @@ async def test_a_body_that_is_no_json_object_is_named() -> None:
 
 
 async def test_a_client_that_leaves_amid_its_body_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    async with scripted(chunks_of("a")) as (api, _):
-        host, port = api.base_url.removeprefix("http://").removesuffix("/v1").split(":")
-        _, writer = await asyncio.open_connection(host, int(port))
+    async with scripted(chunks_of("a")) as (api, _), connected(api) as (_, writer):
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{")
-        writer.close()
-        await writer.wait_closed()
     assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
 

@@ -16,7 +16,7 @@ ADDED = ("add", '{"a": 1, "b": "é"}')
         ("no < call", "no < call", []),
         (ADD, "", [ADDED]),
         (f"I add.\n{ADD}\n{ADD}", "I add.", [ADDED, ADDED]),
-        (f"{ADD} later", "later", [ADDED]),
+        (f"{ADD} later", " later", [ADDED]),
         (ADD.removesuffix("</tool_call>"), "", [ADDED]),
         ('<tool_call>{"name":"now","arguments":{}}</tool_call>', "", [("now", "{}")]),
     ],
@@ -26,7 +26,11 @@ def test_calls_and_the_text_around_them_are_parted(text: str, content: str, call
 
 
 @pytest.mark.parametrize(
-    "body", ["", "add(1)", "[]", "{}", '{"name": 1, "arguments": {}}', '{"name": "a", "arguments": "b"}', "[" * 10**5]
+    "body",
+    [
+        *("", "add(1)", "[]", "{}", '{"name": 1, "arguments": {}}', '{"name": "a", "arguments": "b"}', "[" * 10**5),
+        *('{"name": "a", "arguments": {"b": "\\ud83d"}}', '{"name": "a", "arguments": {"b": NaN}}'),
+    ],
 )
 def test_a_text_with_a_malformed_call_comes_back_whole(body: str) -> None:
     text = f"{ADD} <tool_call>{body}</tool_call>"
@@ -34,7 +38,7 @@ def test_a_text_with_a_malformed_call_comes_back_whole(body: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a <tool_cal b < c", f"I add. \n{ADD}", f"{ADD}x", "a <tool_call>wrong", "a \n <tool_"]
+    "text", ["a <tool_cal b < c", f"I add. \n{ADD}", f"{ADD}x", f"\n\n\na {ADD} b", "a <tool_call>wrong", "a \n <tool_"]
 )
 def test_text_that_is_settled_never_changes(text: str) -> None:
     whole, _ = parse_tool_calls(text)

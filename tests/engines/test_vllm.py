@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import time
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -17,7 +19,9 @@ import pytest_asyncio
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make engines runs these in an environment that has it")
 from rlinf_async import Cluster, NodePlacementStrategy, WorkerDied
-from rlinf_async.engines import Completion, EngineGroup
+from rlinf_async.engines import Completion, EngineGroup, Request
+from rlinf_async.engines.engine import EngineSettings
+from rlinf_async.engines.vllm_backed import VllmBacked
 from tests.engines.engine_trainers import NoiseTrainer
 from tests.engines.tiny_model import make_model
 
@@ -247,6 +251,24 @@ async def test_a_tensor_parallel_engine_loads_shards_of_one_version_and_survives
             print(f"tensor-parallel worker: told after {time.monotonic() - begun:.2f} s: {death.verdict}")
             assert str(workers[1].pid) in death.verdict
             assert {len(each.tokens) for each in await sampling} == {100}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # vLLM's import calls torch.jit
+async def test_a_prefix_is_dropped_where_an_update_is_loaded_before_the_request() -> None:
+    from rlinf_async.engines.vllm_engine import VllmEngine
+
+    engine = object.__new__(VllmEngine)
+    VllmBacked.__init__(engine, EngineSettings("", {}, on_update="wait"), "llm:0")
+    engine._numbers, engine._llm = itertools.count(), mock.AsyncMock()
+    engine._llm.generate = mock.Mock(side_effect=asyncio.CancelledError)
+    await engine._hold()
+    asking = asyncio.ensure_future(anext(engine.generate(Request(PROMPT), PROMPT, prefix=[8])))
+    await asyncio.sleep(0)
+    engine._version = 2
+    await engine._release()
+    await asyncio.gather(asking, return_exceptions=True)
+    [[prompt, *_], _] = engine._llm.generate.call_args
+    assert prompt["prompt_token_ids"] == PROMPT
 
 
 async def test_an_engine_that_cannot_start_says_the_cause(setup: Setup, model: str) -> None:

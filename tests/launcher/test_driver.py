@@ -85,3 +85,16 @@ def test_orphans_of_the_run_are_ended_and_nobody_else() -> None:
         before.kill()
         os.kill(left[1], signal.SIGKILL)
         os.waitpid(left[1], 0)
+
+
+async def test_a_script_inherits_the_descriptors_of_the_users_shell(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys; sys.exit(7)")
+    with script.open() as file:
+        os.set_inheritable(file.fileno(), True)
+        driver = Driver([sys.executable, f"/dev/fd/{file.fileno()}"], os.environ)  # as in rlinf-launch <(make_script)
+        try:
+            async with asyncio.timeout(20):
+                assert await driver.wait() == 7
+        finally:
+            await driver.close()

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from rlinf_async.errors import LaunchError
 from rlinf_launcher import job as job_module
 from rlinf_launcher.job import Job
 from rlinf_launcher.remote.host import Host
+from rlinf_launcher.remote.ssh import SshConnector
 from rlinf_launcher.report import Report
 from tests._support.fake_daemons import Stage
 
@@ -333,6 +335,57 @@ async def test_a_start_that_is_interrupted_leaves_nothing(stage: Stage, report: 
     assert main.cancelled()
     assert time.monotonic() - began < 10
     assert processes_of(job.run_id) == []
+
+
+async def test_an_interrupt_shortens_an_end_that_has_begun(
+    stage: Stage, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_module, "_ALL_GRACE_S", 0.5)
+    stage.behaviour = {"localhost": "stubborn"}
+    job = stage.job(report)
+    async with asyncio.timeout(10):
+        async with job:
+            assert await job.run_script() == 0
+            asyncio.get_running_loop().call_later(0.1, job.interrupt, signal.SIGINT)
+
+
+async def test_a_command_that_cannot_end_a_daemon_does_not_hold_the_launcher(
+    stage: Stage, report: Report, screen: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = ("sh", "-c", 'rm -rf "$0"; exec sleep 1000')
+    monkeypatch.setattr(SshConnector, "end_command", lambda self, answer: (*hanging, answer["run_dir"]))
+    monkeypatch.setattr(job_module, "_END_COMMAND_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(job_module, "_ALL_GRACE_S", 1.0)
+    stage.behaviour = {"there": "stubborn"}
+    job = stage.job(report, [Host("there")])
+    stage.runs("import time; time.sleep(1000)")
+
+    async def interrupt() -> None:
+        while "ready in" not in screen.getvalue():
+            await asyncio.sleep(0.01)
+        job.interrupt(signal.SIGINT)
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        group.create_task(interrupt())
+        assert await life(job)
+
+
+async def test_an_interrupted_launcher_does_not_wait_for_the_archive(
+    stage: Stage, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = threading.Event()
+    monkeypatch.setattr(job_module, "pack", lambda folder: packed.wait())
+    late = threading.Timer(3, packed.set)
+    late.start()
+    job = stage.job(report, [Host("there")], sync=stage.folder)
+    loop = asyncio.get_running_loop()
+    loop.call_later(0.1, job.interrupt, signal.SIGTERM)
+    with pytest.raises(asyncio.CancelledError):
+        await life(job)
+    await loop.shutdown_default_executor()
+    assert not packed.is_set()
+    late.cancel()
+    packed.set()
 
 
 async def test_who_ignores_the_first_interrupt_is_killed_within_five_seconds(stage: Stage, report: Report) -> None:

@@ -98,7 +98,7 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
         "simulated processes do not fork",
     ),
     (
-        r"except (\(OSError, )?MemoryError\)? as error:|raise MemoryError\(",
+        r"except (\(OSError, )?MemoryError\)? as \w+:|raise MemoryError\(",
         "the memory of the machine does not run out",
     ),
     (r"except OSError as \w+:  # no descriptors? ", "simulated processes share the descriptors of a real one"),

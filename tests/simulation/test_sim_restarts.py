@@ -7,7 +7,20 @@ from typing import Any
 
 import pytest
 
-from rlinf_async import Cluster, NodePlacementStrategy, PeerLost, Restart, Worker, WorkerDied, idempotent
+from rlinf_async import (
+    Cluster,
+    LaunchError,
+    NodeLost,
+    NodePlacementStrategy,
+    PeerLost,
+    Restart,
+    Worker,
+    WorkerDied,
+    idempotent,
+)
+from rlinf_async._cluster import supervision
+from rlinf_async._group.members import Members
+from rlinf_async.group import start_closing
 from rlinf_async.testing import SimCluster, sleep
 
 NOTES: list[tuple[int, int, str]] = []
@@ -273,3 +286,78 @@ def test_a_call_is_made_again_once_on_the_next_incarnation(nodes: list[int]) -> 
 
     assert sim.run(main) == [0, 1]
     assert sorted(NOTES) == [(0, 0, "begun"), (0, 0, "begun"), (1, 0, "begun")]
+
+
+class Lone(Worker):
+    def on_restart(self, restart: Restart) -> None:
+        pass
+
+    async def who(self) -> int:
+        return self._rank
+
+
+def test_a_lone_rank_that_cannot_start_on_the_next_node_fails_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store has moved there, and no rank is left that could be told."""
+    sim = SimCluster(nodes=3, seed=1)
+
+    async def refuse(*_: object) -> None:
+        raise LaunchError("no workers")
+
+    async def main() -> None:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = Lone.create_group().launch(cluster, NodePlacementStrategy([1]), name="lone", restart="rank")
+            await group.who()
+            monkeypatch.setattr(supervision, "spawn", refuse)
+            sim.kill_node(1)
+            async with asyncio.timeout(60):
+                while True:
+                    with pytest.raises(NodeLost) as lost:
+                        await group.who()
+                    if not lost.value.returns:
+                        break
+
+    sim.run(main)
+
+
+def test_a_restart_that_begins_at_the_close_leaves_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim, pause = SimCluster(nodes=2, seed=1), supervision._pause
+
+    async def main() -> Any:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = Lone.create_group().launch(cluster, NodePlacementStrategy([1]), name="lone", restart="rank")
+            await group
+
+            async def close_after(seconds: float) -> None:
+                await pause(seconds)
+                start_closing(group._members)
+                await asyncio.sleep(0)  # the close is the loop's next step, and the spawn the one after it
+
+            monkeypatch.setattr(supervision, "_pause", close_after)
+            sim.kill("lone", 0)
+            await asyncio.sleep(5)
+            return (await cluster.status(1))["groups"]
+
+    assert sim.run(main) == {}
+
+
+def test_a_constructor_that_finds_no_descriptor_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim, refusals = SimCluster(nodes=1, seed=1), [OSError("no descriptor is left")]
+    call_now = Members.call_now
+
+    def refuse(members: Members, ranks: Any, method: str, encoded: Any) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return call_now(members, ranks, method, encoded)
+
+    async def main() -> list[int]:
+        async with Cluster(log_to_driver=False) as cluster:
+            group = Lone.create_group().launch(cluster, NodePlacementStrategy([0]), name="lone", restart="rank")
+            await group
+            monkeypatch.setattr(Members, "call_now", refuse)
+            sim.kill("lone", 0)
+            await asyncio.sleep(1)
+            async with asyncio.timeout(60):
+                return await group.who()
+
+    assert sim.run(main) == [0]
+    assert refusals == []

@@ -56,6 +56,7 @@ class PutWindow(Generic[P]):
     def __init__(self, max_bytes: int, numbers: Iterator[int]) -> None:
         self.size = max_bytes // _SHARE if max_bytes else WINDOW_BYTES
         self.waiting: dict[P, int] = {}
+        self.leaving: set[int] = set()  # numbers of the puts that have entered and that the caller has not yet sent
         self._numbers = numbers
         self._used = 0
         self._lock = threading.Lock()
@@ -71,6 +72,7 @@ class PutWindow(Generic[P]):
                 return False
             self._used += nbytes
             put.number = next(self._numbers)
+            self.leaving.add(put.number)
             return True
 
     def force(self, put: P, nbytes: int) -> tuple[list[P], bool]:
@@ -92,6 +94,7 @@ class PutWindow(Generic[P]):
         put = next(iter(self.waiting))
         self._used += self.waiting.pop(put)
         put.number = next(self._numbers)
+        self.leaving.add(put.number)
         return put
 
     def withdraw(self, put: P) -> bool:

@@ -63,6 +63,7 @@ class Queue:
         self._keys: dict[bytes, KeyQueue] = {}
         self._places = itertools.count()
         self._counts = QueueCounts()
+        self._is_freeing = False
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
@@ -179,12 +180,16 @@ class Queue:
             if get.delivered and get.lease_s is None:
                 self._lose(get)
         self._withdraw([item for item in client.puts.values() if not item.sent], client.gets.values(), steps)
-        # A gap in the numbers is a message that the dead process never sent, so admit the sent items that follow the
-        # gap.
-        for _, early in sorted(client.early.items()):
-            if type(early) is Item and early.sent:
-                self._put(client, early, steps)
+        self._put_early(client, steps)
         return steps
+
+    def _put_early(self, client: QueueClient, steps: list[Step]) -> None:
+        # A gap in the numbers is a message that a dead process never sent, or that another thread of the process is yet
+        # to send. The sent items that follow the gap are admitted now, because their puts are done.
+        for number, early in sorted(client.early.items()):
+            if type(early) is Item and early.sent and number not in client.cancelled:
+                client.cancelled.add(number)
+                self._put(client, early, steps)
 
     def close(self, *, discard: bool = False) -> list[Step]:
         """Refuse puts, including waiting puts; gets end once all items have been taken.
@@ -194,6 +199,8 @@ class Queue:
         """
         steps: list[Step] = []
         if not self.closed:
+            for each in self.clients.values():
+                self._put_early(each, steps)
             self.closed = True
             for key_queue in self._keys.values():
                 waiting, key_queue.puts = key_queue.puts, OrderedDict()
@@ -383,12 +390,19 @@ class Queue:
                 self._run(key_queue, steps)
 
     def _free_bytes(self, steps: list[Step]) -> None:
-        """If incomplete batches use up the whole byte budget, fail one of them."""
-        if self.budget.deadlocked:
+        """While incomplete batches use up the whole byte budget, fail one after the other."""
+        # The returned items may go to the next waiting batch, so ``_withdraw`` calls this method again. One loop serves
+        # all of these calls; otherwise a few hundred batches would exceed Python's recursion limit.
+        # tests/_channels/state/test_queue.py::test_hundreds_of_batches_that_fill_all_bytes_in_turn_all_fail
+        if self._is_freeing:
+            return
+        self._is_freeing = True
+        while self.budget.blocked and self.budget.deadlocked:
             get = next(iter(self.budget.partial))
             del self.clients[get.consumer].gets[get.number]
             steps.append((QueueAction.OUT_OF_BYTES, get))
             self._withdraw([], [get], steps)
+        self._is_freeing = False
 
     # -- gets ---------------------------------------------------------------------------------------------------
 

@@ -68,6 +68,7 @@ class Demand:
     weight: int = 0
     taken: int = 0
     delivered: bool = False
+    timer: Any = None  # the owner's; freed with the lease
 
     def __repr__(self) -> str:
         return f"<Demand {self.consumer}:{self.number} [{len(self.items)} items]>"

@@ -184,9 +184,8 @@ class ExperienceQueue(Queue):
     def _serve(self, steps: list[Step]) -> None:
         """Admit puts and serve takes until nothing changes; then grant wishes."""
         self.pool.expire(self._now())
-        while self._admit_waiting(steps) or self._serve_takes(steps):
+        while self._admit_waiting(steps) or self._serve_takes(steps) or self._avoid_standstill(steps):
             pass
-        self._avoid_standstill(steps)
         if self.closed:
             self._end_requests(steps)
         elif self._wishes and (self._takes or self.pool.wants()):
@@ -232,10 +231,10 @@ class ExperienceQueue(Queue):
         del self.clients[get.consumer].gets[get.number]
         self._deliver(get, self.pool.version, (), steps)
 
-    def _avoid_standstill(self, steps: list[Step]) -> None:
+    def _avoid_standstill(self, steps: list[Step]) -> bool:
         """Refuse a take that can never be served for lack of room; otherwise it and the puts would wait forever."""
         if not self._takes or not self._waiting or self._leases or self._unwritten or self.pool.has_open:
-            return
+            return False
         for get, (_, key) in self._takes.items():
             if self.pool.available(key) == self.pool.ready:
                 text = (
@@ -243,8 +242,8 @@ class ExperienceQueue(Queue):
                     f"fill max_bytes={self._options.max_bytes}: make that larger, or take fewer groups"
                 )
                 self._refuse(get, "ValueError", text, steps)
-                self._serve(steps)
-                return
+                return True
+        return False
 
     def _end_requests(self, steps: list[Step]) -> None:
         for get in list(self._wishes):

@@ -20,6 +20,7 @@ import heapq
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from rlinf_async._channels.state.queue_client import Item
 from rlinf_async._experience.state.experience_options import ExperienceOptions
@@ -70,6 +71,8 @@ class SampleGroup:
     def nbytes(self) -> int:
         return sum(sample.nbytes for sample in self.samples)
 
+
+_MAX_PAST_DEADLINES: Final = 64  # limit on deadlines of complete groups, in addition to one for each open group
 
 Removal = tuple[list[int], str]
 
@@ -196,6 +199,10 @@ class SamplePool:
     def _note_deadline(self, group: SampleGroup) -> None:
         if group.deadline is not None:
             heapq.heappush(self._deadlines, (group.deadline, next(self._entries), (group.key, group.name)))
+        if len(self._deadlines) > 2 * len(self._open) + _MAX_PAST_DEADLINES:
+            self._deadlines.clear()
+            for each in self._open.values():
+                self._note_deadline(each)
 
     def _end(self, group: SampleGroup) -> None:
         del self._open[group.key, group.name]

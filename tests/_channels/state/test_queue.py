@@ -192,6 +192,15 @@ def test_a_put_that_comes_twice_counts_once() -> None:
     assert queue.size(K) == 1
 
 
+@pytest.mark.parametrize("maxsize", [0, 1])
+def test_a_sent_item_that_waits_for_its_turn_outlives_the_close(maxsize: int) -> None:
+    queue = filled("a", maxsize=maxsize)
+    assert queue.put(P, 3, K, body="c", sent=True) == []
+    assert not queue.close()
+    assert acts(queue.put(P, 2, K, body="b")) == [(QueueAction.CLOSED, 2)]
+    assert [item.body for item in queue.peek(K)] == ["a", "c"]
+
+
 def test_what_comes_early_waits_for_its_turn() -> None:
     queue = Queue()
     assert queue.put(P, 2, K, body="b") == []
@@ -260,6 +269,15 @@ def test_a_batch_that_fills_all_bytes_is_an_error_instead_of_a_standstill() -> N
     queue.put(P, 2, K, 1, 1, "b")
     assert acts(queue.put(P, 3, K, 1, 1, "c")) == [(QueueAction.OUT_OF_BYTES, 1)]
     assert [item.body for item in queue.peek(K)] == ["a", "b"]
+
+
+def test_hundreds_of_batches_that_fill_all_bytes_in_turn_all_fail() -> None:
+    queue = Queue(max_bytes=1)
+    for consumer in range(C, C + 300):
+        queue.get(consumer, 1, K, 5)
+    queue.put(P, 1, K, 1, 1, "a")
+    assert acts(queue.put(P, 2, K, 1, 1, "b")) == [(QueueAction.OUT_OF_BYTES, 1)] * 300
+    assert [item.body for item in queue.peek(K)] == ["a"]
 
 
 def test_batches_that_gather_all_bytes_while_a_put_waits_are_no_standstill() -> None:

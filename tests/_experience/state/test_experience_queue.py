@@ -78,6 +78,14 @@ def test_a_put_waits_for_room_for_its_whole_group_and_one_of_a_group_that_has_be
     assert hand.take() == ["got a a", "accepted"]
 
 
+def test_hundreds_of_takes_for_which_there_is_no_room_are_all_refused() -> None:
+    hand = Hand(max_bytes=1)
+    hand.put("a")
+    for _ in range(600):
+        hand.take(2)
+    assert len(hand.put("b")) == 600
+
+
 def test_a_large_take_does_not_starve_behind_small_ones_and_holds_up_no_other_key() -> None:
     hand = Hand()
     assert hand.take(2) == []

@@ -45,6 +45,17 @@ def test_groups_are_taken_by_the_version_of_their_oldest_sample(order: Any, expe
     assert bodies(pool.take(4, None)) == [[body] for body in expected]
 
 
+def test_deadlines_of_complete_groups_do_not_accumulate() -> None:
+    pool = pool_of(group=2, group_timeout_s=5.0, short_groups="take")
+    put(pool, "first", "open", now=1.0)
+    for number in range(1000):
+        put(pool, "a", str(number), now=2.0)
+        put(pool, "b", str(number), now=2.0)
+    assert len(pool._deadlines) < 100
+    pool.expire(6.0)
+    assert pool.lacking() == (0, 0)
+
+
 def test_what_comes_back_has_its_place_again() -> None:
     pool = pool_of(maxsize=3)
     for body in "abc":

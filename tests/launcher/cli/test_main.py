@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import select
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -167,6 +169,7 @@ def test_a_failing_import_ends_with_its_own_traceback(stage: Stage) -> None:
         ([], "no script is named"),
         (["--hosts", "a,b", "--nnodes", "3", "--dry-run"], "--nnodes 3, but there are 2 hosts: a, b"),
         (["--hosts", "slots=8,", "--dry-run"], ":1:1: "),
+        (["--log-dir", "~no_such_user/logs", "train.py"], "'~no_such_user/logs' cannot be made absolute"),
     ],
 )
 def test_wrong_usage_is_one_block_and_exit_code_2(
@@ -178,6 +181,30 @@ def test_wrong_usage_is_one_block_and_exit_code_2(
     assert "fix: " in screen.err
     assert "Traceback" not in screen.err
     assert screen.out == ""
+
+
+@pytest.mark.parametrize("words", ["rlinf_launcher --hosts - --dry-run", "rlinf_launcher.cli.control ps"])
+def test_closed_standard_descriptors_are_no_crash(words: str) -> None:
+    closed = f"{sys.executable} -m {words} <&- >&-"
+    done = subprocess.run(["sh", "-c", closed], cwd=CHECKOUT, stderr=subprocess.PIPE, text=True)
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_while_hosts_are_read_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "find_hosts", Mock(side_effect=KeyboardInterrupt))
+    assert main.main(["--hosts", "-", "--check"]) == 130
+
+
+def test_the_limit_of_open_files_follows_the_number_of_nodes() -> None:
+    usual, utmost = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, utmost))
+        main._allow_open_files(1)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 256
+        main._allow_open_files(200)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 3 * 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (usual, utmost))
 
 
 def test_a_wrong_hosts_file_is_shown_with_place_and_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ import pytest
 from rlinf_async import Channel, Cluster, NodePlacementStrategy, WorkerDied
 from rlinf_async.errors import NodeLost
 from rlinf_launcher.cli.control import main
+from rlinf_launcher.control import attachment
 from rlinf_launcher.control.run_places import LocalRun, find_runs
 from tests._support.mortal_workers import Mortal
 from tests._support.standing_runs import await_line, daemon_of, standing_run, stopped
@@ -218,7 +219,12 @@ def test_check_and_sweep_are_the_launchers(capsys: pytest.CaptureFixture[str]) -
     assert "fix: write node04:8" in told["text"]
 
 
-async def test_a_self_started_cluster_is_ended_by_its_daemons(capsys: Any) -> None:
+@pytest.mark.parametrize("namespace", ["this", "another"])
+async def test_a_self_started_cluster_is_ended_by_its_daemons(
+    namespace: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if namespace == "another":
+        monkeypatch.setattr(attachment, "peer_of", lambda _: (0, 0))  # no process has a pid there
     async with Cluster() as cluster:
         channel = Channel.create("obs")
         getting = channel.get()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import shutil
 import tracemalloc
@@ -172,3 +173,24 @@ async def test_a_remote_log_is_copied_while_readable(
     await log.begin(tail)
     assert log.copy.read_bytes() == copied
     assert bool(log.trouble) == (reads < 9)
+
+
+async def test_a_copy_that_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:
+    daemon: Any = FarDaemon(b"one\n", 9)
+    daemon.lost = asyncio.get_running_loop().create_future()
+    log = RemoteLog(daemon, 1, RunFile("g/rank_0.out", 4, 0.0), tmp_path / "gone/copy")
+    with pytest.raises(FileNotFoundError):
+        await log_files._follow(daemon, [], [log], TextOutput(io.StringIO(), as_json=False), 1.0, list)
+
+
+async def test_the_logs_of_a_group_launched_later_are_followed(tmp_path: Path) -> None:
+    daemon: Any = FarDaemon(b"", 0)
+    daemon.lost = asyncio.get_running_loop().create_future()
+    screen = io.StringIO()
+
+    def find() -> list[LogFile]:
+        daemon.lost.set_result("it has ended")
+        return [log(tmp_path / "rank_0.out", b"one\n")]
+
+    await log_files._follow(daemon, [], [], TextOutput(screen, as_json=False), 1.0, find)
+    assert screen.getvalue() == "one\n"

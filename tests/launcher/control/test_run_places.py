@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -119,3 +120,8 @@ def test_without_runs_the_error_names_the_searched_places(place: Path) -> None:
 def test_a_folder_that_the_user_names_is_the_only_one(tmp_path: Path) -> None:
     assert folders(tmp_path, {"XDG_RUNTIME_DIR": "/run/user/7"}) == [tmp_path]
     assert folders(None, {"XDG_RUNTIME_DIR": "/run/user/7"})[0] == Path("/run/user/7")
+
+
+def test_runs_are_looked_for_without_a_temporary_folder_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", Mock(side_effect=FileNotFoundError))
+    assert folders(None, {"XDG_RUNTIME_DIR": "/run/user/7"}) == [Path("/run/user/7"), Path("/tmp")]

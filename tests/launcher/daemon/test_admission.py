@@ -20,6 +20,7 @@ from rlinf_async._wire.local_socket import connect
 from rlinf_launcher.daemon.admission import HelloAdmission
 from rlinf_launcher.daemon.endpoint import Endpoint
 from tests._support.unauthenticated_clients import hello, node_directory, read_to_the_end
+from tests._support.until import until
 
 pytestmark = pytest.mark.shared_cluster
 
@@ -72,6 +73,8 @@ def test_the_oldest_silent_connections_are_evicted_first(cluster: Cluster) -> No
             assert read_to_the_end(sock) == b""
         assert files_of(cluster) == files + MOST
         assert cluster.status()["endpoints"] == 1
+    logs = list(Path(cluster.log_dir).glob("daemon*"))
+    until(lambda: any(f" {4 * MOST} connections that did not say hello were ended" in log.read_text() for log in logs))
 
 
 def test_a_connection_without_hello_counts_as_silent(cluster: Cluster) -> None:

@@ -411,6 +411,27 @@ async def test_an_expired_lease_goes_back_and_is_told(daemon: Daemon) -> None:
     assert other.heard() == [("replies", [[], [(waiting, False, True, b"b")]])]
 
 
+@pytest.mark.parametrize("end", ["confirmed", "cancelled", "dead", "discarded"])
+async def test_no_timer_outlives_its_lease(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(600.0, print)
+    monkeypatch.setattr(loop, "call_later", lambda *_: timer)
+    process = Process(daemon)
+    await daemon.host(process.id)
+    process.put(b"a")
+    lease = process.get(target=[1, frames.LEASE, 600.0])
+    assert not timer.cancelled()
+    if end == "confirmed":
+        process.tell("confirm", [1, lease, 1])
+    elif end == "cancelled":
+        process.tell("cancel", [lease])
+    elif end == "dead":
+        daemon.die(process)
+    else:
+        await daemon.close(process, discard=True)
+    assert timer.cancelled()
+
+
 async def test_a_waiting_put_is_cancelled_and_an_accepted_one_not(daemon: Daemon) -> None:
     process = Process(daemon)
     await daemon.host(process.id, maxsize=1)
@@ -568,7 +589,7 @@ async def test_a_put_that_lost_its_content_is_refused(
     monkeypatch.setattr(
         routed_frames, "write_segment", Mock(side_effect=OSError(errno.EMFILE, "no descriptor is free"))
     )
-    monkeypatch.setattr(routed_frames, "_MAX_INLINE_BYTES", 8)
+    monkeypatch.setattr(frames, "MAX_UNSEALED_BYTES", 8)
     process = Process(daemon)
     await daemon.host(process.id)
     process.put(memoryview(bytes(9)), mode)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -92,6 +93,31 @@ async def test_a_close_is_done_when_the_disk_has_it() -> None:
     hosted._written([(barrier, None)])
     assert await closing
     hosted.store.close.assert_called_once()
+
+
+async def test_a_silent_node_hides_no_other_nodes_publication(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf_launcher.daemon.experiences._PUBLICATIONS_TIMEOUT_S", 0.01)
+    daemon = Daemon()
+    links = [SimpleNamespace(node=node, over=None) for node in (1, 3)]
+    daemon.router.node_links = {link.node: link for link in links}
+    hosting = asyncio.create_task(
+        daemon.experiences.host_experience(Requester(1, 1), operations.HostExperience(6, "e", {"of": "trainer"}))
+    )
+    await asyncio.sleep(0)
+    daemon.asked[0][2].set_result([TRAINER, "policy", 7])
+    await hosting
+    assert daemon.experiences._published == {"trainer": (TRAINER, "policy", 7)}
+    assert daemon.asked[1][2].cancelled()
+
+
+async def test_an_experience_that_cannot_be_hosted_leaves_its_file(tmp_path: Path) -> None:
+    daemon, options = Daemon(), {"durable": f"{tmp_path}/x.db"}
+    host = daemon.experiences._channels.host = Mock(side_effect=[ValueError("a number in use"), None])
+    operation = operations.HostExperience(6, "e", options)
+    with pytest.raises(ValueError, match="a number in use"):
+        await daemon.experiences.host_experience(Requester(1, 1), operation)
+    await daemon.experiences.host_experience(Requester(1, 1), operation)
+    host.call_args.args[0].ended()
 
 
 async def test_a_node_lost_before_its_answer_explains_the_trainers_end() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -51,6 +52,22 @@ def test_without_a_configuration_the_prepared_folder_is_removed(tmp_path: Path) 
         [sys.executable, "-c", program, prepared], stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     assert "stdin ended before the first line" in ended.stderr
+    assert not prepared.exists()
+
+
+def test_a_guardian_that_cannot_fork_removes_the_prepared_folder(tmp_path: Path) -> None:
+    prepared = tmp_path / "prepared"
+    prepared.mkdir()
+    program = """
+import os
+from rlinf_launcher.daemon import guardian
+def refuse(): raise BlockingIOError(11, "no more processes")
+os.fork = refuse
+guardian.guard(print)
+"""
+    line = json.dumps({"run_dir": str(prepared), "node": 0}) + "\n"
+    ended = subprocess.run([sys.executable, "-c", program], input=line, capture_output=True, text=True)
+    assert ended.stderr == "rlinf daemon: it cannot be forked: [Errno 11] no more processes\n"
     assert not prepared.exists()
 
 
@@ -104,3 +121,22 @@ def test_scripts_are_killed_except_memory_trackers(tmp_path: Path, monkeypatch: 
         patch.setattr(os, "kill", lambda *how: killed.append(how))
         guardian.end_scripts([str(tmp_path)])
     assert killed == [(script.pid, signal.SIGKILL)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start another user's process")
+@pytest.mark.parametrize("end", ["guardian.sweep()", "orphans._others.clear(); orphans.end()"])
+def test_a_child_that_runs_as_another_user_is_left_alone(end: str) -> None:
+    program = f"""
+import os, sys
+from rlinf_launcher.daemon import guardian
+from rlinf_launcher.orphans import Orphans
+orphans = Orphans("0a1b2c3d")
+pid = os.fork()
+if not pid:
+    sys.stdin.read()  # its environment is not readable either
+    os._exit(0)
+os.setresuid(65534, 65534, 65534)
+{end}
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
+        assert process.wait(20) == 0

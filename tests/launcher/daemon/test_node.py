@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
+
+import pytest
 
 from rlinf_async._core import frames
 from rlinf_async._core.pool import Pool
@@ -39,6 +43,22 @@ async def test_a_link_that_comes_while_the_node_ends_is_closed() -> None:
         node._add_node_link(Link())
     assert closed == [2]
     assert node._router.node_links == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "has_oldest", "pauses"),
+    [(errno.EMFILE, True, False), (errno.EMFILE, False, True), (errno.ECONNABORTED, False, False)],
+)
+def test_accepting_pauses_only_while_no_descriptor_can_be_freed(error: int, has_oldest: bool, pauses: bool) -> None:
+    node: Any = Node.__new__(Node)
+    done: list[str] = []
+    node._admission = SimpleNamespace(end_oldest=lambda: has_oldest)
+    node._loop = SimpleNamespace(
+        remove_reader=lambda fd: done.append("removed"), call_later=lambda *args: done.append("later")
+    )
+    listener: Any = SimpleNamespace(accept=Mock(side_effect=OSError(error, "refused")), fileno=lambda: 3)
+    node._accept(listener)
+    assert done == (["removed", "later"] if pauses else [])
 
 
 async def test_the_last_frames_of_a_driver_that_died_are_handled() -> None:

@@ -70,6 +70,20 @@ def test_own_requests_are_answered_refused_or_cancelled(router: Router) -> None:
         refused.result()
 
 
+def test_a_call_that_no_worker_takes_is_refused_with_the_reason(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead, subprocess = router.new_endpoint("worker"), router.new_endpoint("worker")
+    dead.exit_report, subprocess.root = frames.pack({"rank": 3}), dead
+    answers: list[Any] = []
+    monkeypatch.setattr(router, "deliver", lambda frame: answers.append((frame[6], frames.unpack(frame[7]))))
+    for endpoint in (dead, subprocess, None):
+        router._refuse(frames.endpoint(0, 9), 7, 0, endpoint)
+    assert [status for status, _ in answers] == [Status.DIED, Status.UNKNOWN, Status.UNKNOWN]
+    assert "is a subprocess of a worker" in answers[1][1]
+    assert answers[2][1] == "the worker is gone: its group was closed"
+
+
 def test_a_node_that_ends_waits_for_no_answer(router: Router) -> None:
     asked = router.ask(0, ScrapeNode())
     router.cancel_requests()
@@ -149,7 +163,7 @@ def test_a_body_without_memory_stays_inline_or_is_explained(
         raise OSError(errno.EMFILE, "no descriptor is free")
 
     monkeypatch.setattr(routed_frames, "write_segment", fail)
-    monkeypatch.setattr(routed_frames, "_MAX_INLINE_BYTES", 8)
+    monkeypatch.setattr(frames, "MAX_UNSEALED_BYTES", 8)
     (driver, _), (worker, sent) = attach(router, "driver"), attach(router, "worker")
     route, content = frames.route_to([worker.id]), memoryview(bytes(nbytes))
     router.from_endpoint(driver, [frames.CALL, 0, driver.id, route, 7, "step", 0, content], [])

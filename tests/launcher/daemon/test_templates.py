@@ -32,6 +32,7 @@ class Made:
     """A template that only records its environment."""
 
     dead = is_closed = False
+    users = 0
 
     def __init__(self, python: str, environment: Mapping[str, str], *rest: Any) -> None:
         self.environment = dict(environment)
@@ -63,6 +64,18 @@ def test_only_variables_read_at_start_need_another_template(
     assert usual.is_closed
     assert found.is_closed
     assert preloaded.is_closed
+
+
+async def test_of_many_environments_the_templates_longest_unused_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "Template", Made)
+    monkeypatch.setattr(templates, "MOST_KEPT", 2)
+    request = wanted(spawn(own_modules=[]))
+    with closing(Templates("python", NODE, open_files=1024)) as kept:
+        made: list[Any] = [kept.get({"OMP_NUM_THREADS": str(number)}) for number in range(3)]
+        async with kept.preloaded(made[0], request, lambda _: None):
+            async with kept.preloaded(made[2], request, lambda _: None):
+                pass
+            assert [each.is_closed for each in made] == [False, True, False]
 
 
 @pytest.fixture
@@ -256,6 +269,37 @@ class Importer:
 
     def end(self) -> None:
         self.has_ended = True
+
+
+async def test_a_launch_ends_although_more_modules_refuse_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    preloads = Preloads(lambda: None)
+    plain: Any = object()
+    names = ["a", "b", "c"]
+    refused = iter(names)  # a fourth template is an error
+
+    async def fork(*_: Any) -> Any:
+        return Importer(Refusal(next(refused), "it starts a thread"))
+
+    monkeypatch.setattr(preloads, "_fork", fork)
+    monkeypatch.setattr(preloads_module, "MOST_REFUSED", 2)
+    async with preloads.use(plain, wanted(spawn(own_modules=names)), lambda _: None) as template:
+        assert template is plain
+
+
+async def test_files_that_always_look_changed_cost_each_launch_one_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    preloads = Preloads(lambda: None)
+    made: list[Any] = [Importer(), Importer()]
+    for each in made:
+        each.is_old = True
+    to_make = iter(made)
+
+    async def fork(*_: Any) -> Any:
+        return next(to_make)
+
+    monkeypatch.setattr(preloads, "_fork", fork)
+    for each in made:
+        async with preloads.use(made[0], wanted(spawn()), lambda _: None) as template:
+            assert template is each
 
 
 async def test_a_template_is_reused_until_its_modules_change_or_refuse(

@@ -16,10 +16,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from rlinf_launcher.remote.bootstrap import BOOTSTRAP, shipment
+from rlinf_launcher.remote.preflight import make_run_dir
 from tests._support import inherited
 
 CHECKOUT = Path(__file__).parents[3]
@@ -235,6 +237,14 @@ def test_a_runtime_directory_that_is_not_there_is_no_obstacle(tmp_path: Path) ->
     with tempfile.TemporaryDirectory() as short:
         answer = look(a_request(), XDG_RUNTIME_DIR=str(tmp_path / "gone"), TMPDIR=short)
     assert answer["run_dir"] == f"{short}/rlinf-{os.getuid()}-0a1b2c3d"
+
+
+def test_the_runtime_directory_suffices_without_a_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", Mock(side_effect=FileNotFoundError))
+    assert make_run_dir("0a1b2c3d", 3, wants_exec=False) == tmp_path / "rlinf-0a1b2c3d"
 
 
 def test_a_run_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
