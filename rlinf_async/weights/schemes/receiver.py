@@ -167,7 +167,8 @@ class WeightReceiver(Versioned):
             return await self._take(model_id, weights, version, sender, write=self._adopt)
         except asyncio.CancelledError:
             # Leave the weights to the next call; otherwise, their sender would wait for an answer until its deadline.
-            self._arrived = model_id, weights, version if self.version == before else self.version, sender
+            if _is_cancelled():
+                self._arrived = model_id, weights, version if self.version == before else self.version, sender
             raise
 
     def _keep(self, transport: TransportBackend, coming: Work[Any]) -> None:
@@ -358,7 +359,9 @@ class WeightReceiver(Versioned):
             try:
                 await self._receive(timeout, in_background=True)
                 took = clock.monotonic() - begun
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                    raise  # not an error of the user's transport or model
                 # DeadlineExceeded is an OSError, too, but only means that an answer was late.
                 is_transports = self._heard == heard and not isinstance(error, DeadlineExceeded)
                 if isinstance(error, _ENDS) and is_transports:
@@ -403,6 +406,11 @@ class WeightReceiver(Versioned):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._forget()
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and bool(task.cancelling())
 
 
 def _with_facts(transport: TransportBackend, model_id: str, weights: Any) -> tuple[str, Any, int | None, Any]:

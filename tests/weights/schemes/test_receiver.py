@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -197,6 +198,35 @@ async def test_weights_that_come_as_their_receive_is_cancelled_come_with_the_nex
     assert await receiver.receive()
     assert not await receiver.receive()
     assert receiver.version == 1
+    await receiver.close()
+
+
+@pytest.mark.parametrize("where", ["transport", "model"])
+async def test_a_cancelled_error_of_users_code_does_not_end_serve(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    messages = [("policy", Tied(9.0).state_dict())] * (1 if where == "transport" else 2)
+
+    async def receive_weights(timeout: float) -> Any:
+        if where == "transport" and not caplog.records:
+            raise asyncio.CancelledError
+        return messages.pop() if messages else await asyncio.sleep(timeout)
+
+    class Context:
+        @property
+        def policy(self) -> Any:
+            if where == "model" and not caplog.records:
+                raise asyncio.CancelledError
+            return model
+
+    receiver, context, model = MultiProcessWeightSyncScheme().create_receiver(), Context(), Tied()
+    receiver._transport = Mock(spec=Mail, receive_weights=receive_weights, version=None)
+    receiver._set_context(context)
+    receiver._register_model("policy")
+    serving = receiver.serve()
+    await receiver.wait_version(1, 10)
+    assert "an update of 'None' could not be applied" in caplog.text
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
     await receiver.close()
 
 
