@@ -24,6 +24,8 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{step:06d}.pt"
     temporary = folder / f".{path.name}.{os.getpid()}"
+    # A killed run with this pid may have left the name, as a second one of a checkpoint, which must not be truncated.
+    temporary.unlink(missing_ok=True)
     try:
         with temporary.open("wb") as file:
             torch.save(state, file)

@@ -87,6 +87,8 @@ class EmbodiedRunner:
         self._log_path = Path(cfg.runner.logger.log_path)
         self._episodes: deque[tuple[float, int]] = deque(maxlen=EPISODE_WINDOW)
         """Returns and lengths of finished episodes."""
+        self._checkpoint: str | Path | None = None
+        """This run's last checkpoint; at first, the one to resume. The log path may have an earlier run's."""
 
     def init_workers(self) -> None:
         """Build simulators, policies and optimisers, from the checkpoint to resume if there is one."""
@@ -98,7 +100,8 @@ class EmbodiedRunner:
             f"{self._sizes.rollout:,} samples a step",
             flush=True,
         )
-        checkpoint = self._checkpoint_to_resume(self.cfg.runner.resume_dir)
+        self._checkpoint = place_to_resume(cfg.runner.resume_dir, self._log_path)
+        checkpoint = self._last_checkpoint()
         states = None if checkpoint is None else checkpoint.pop("simulators")
         self._shape = self.env.init_worker(self.step, self._layout, states).wait()[0]
         if self.rollout is not None:
@@ -178,9 +181,10 @@ class EmbodiedRunner:
                 await self._queues.close()
                 self._queues = await self._open_queues()
                 if actor_is_new := not all(await self.actor.is_ready()):
-                    checkpoint = self._checkpoint_to_resume("auto")
+                    checkpoint = self._last_checkpoint()
                     if checkpoint is None:
                         self.step = self.samples = self._samples_before = 0
+                        self._episodes.clear()
                     else:
                         del checkpoint["simulators"]
                     self._is_trained = self.cfg.runner.only_eval
@@ -332,11 +336,10 @@ class EmbodiedRunner:
         state["episodes"] = list(self._episodes)
         state["simulators"] = [state for rank in simulators for state in rank]
         state["config"] = OmegaConf.to_yaml(OmegaConf.structured(self.cfg))
-        save_checkpoint(self._log_path / "checkpoints", self.step, state)
+        self._checkpoint = save_checkpoint(self._log_path / "checkpoints", self.step, state)
 
-    def _checkpoint_to_resume(self, resume_dir: str | None) -> dict[str, Any] | None:
-        place = place_to_resume(resume_dir, self._log_path)
-        return None if place is None else self._load(place)
+    def _last_checkpoint(self) -> dict[str, Any] | None:
+        return None if self._checkpoint is None else self._load(self._checkpoint)
 
     def _load(self, place: str | Path) -> dict[str, Any]:
         checkpoint = load_checkpoint(place, self.cfg, ("env.id", "env.total_num_envs", "actor.model.hidden_sizes"))

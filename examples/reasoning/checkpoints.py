@@ -37,15 +37,20 @@ def new_checkpoint(log_path: Path, progress: Progress) -> Iterator[Path]:
     A run that is killed meanwhile leaves the checkpoint before.
     """
     folder = log_path / "checkpoints"
-    path, draft, link = folder / f"step_{progress.step:06d}", folder / ".draft", folder / f".link.{os.getpid()}"
+    path, link = folder / f"step_{progress.step:06d}", folder / f".link.{os.getpid()}"
+    draft, old = folder / ".draft", folder / ".old"
     shutil.rmtree(draft, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
     draft.mkdir(parents=True)
     yield draft
     (draft / _PROGRESS).write_text(json.dumps(asdict(progress), indent=2) + "\n")
-    shutil.rmtree(path, ignore_errors=True)  # of a run that went on from an earlier checkpoint
+    if path.exists():  # of a run that went on from an earlier checkpoint; to remove the latest one here would take long
+        path.rename(old)
     draft.rename(path)
+    link.unlink(missing_ok=True)  # of a killed run with this pid
     link.symlink_to(path.name)
     link.replace(folder / _LATEST)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def checkpoint_to_resume(cfg: Configuration, named: str | None) -> Path | None:

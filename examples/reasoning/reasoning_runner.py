@@ -123,12 +123,11 @@ class ReasoningRunner:
         # After the death of an actor, to the last checkpoint of this run; any other error is raised.
         if not self._cfg.cluster.supervision or not await is_restart_error(error, [self._actor]):
             raise error
-        checkpoint = checkpoint_to_resume(self._cfg, "auto")
-        if checkpoint is None:
+        if self._checkpoint is None:
             raise error
         print(f"step {self._progress.step}: {describe_death(error)}", flush=True)
-        self._go_on_from(checkpoint)
-        await self._actor.init_worker(str(checkpoint))
+        self._go_on_from(self._checkpoint)
+        await self._actor.init_worker(str(self._checkpoint))
 
     async def _train_and_evaluate(self, name: str) -> dict[str, Any]:
         progress, samples = self._progress, self._cfg.runner.eval_samples
@@ -159,6 +158,7 @@ class ReasoningRunner:
                 if save_interval and step % save_interval == 0:
                     with new_checkpoint(self._log_path, self._progress) as folder:
                         await self._actor.save(folder, with_optimizer=True)
+                    self._checkpoint = checkpoint_to_resume(self._cfg, "auto")
                 if is_evaluated:
                     await self._evaluate(self._cfg.runner.eval_interval_samples, oldest=step + 1)
             if sampling is not None:

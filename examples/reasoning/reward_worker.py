@@ -73,6 +73,7 @@ class Judge:
                 return float(found)
             words = f"returned {found}"
         except (_DeadlineOver, TimeoutError):
+            signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm in the last moment may have prevented this
             words = f"took longer than reward.deadline_s ({self._cfg.deadline_s:g} s)"
         except Exception as error:
             words = f"raised {error!r}"
@@ -106,7 +107,8 @@ def _interrupted_after(seconds: float) -> Iterator[None]:
         raise _DeadlineOver
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    # Again a second later, because Python ignores what is raised in a ``__del__``.
+    signal.setitimer(signal.ITIMER_REAL, seconds, max(seconds, 1.0))
     try:
         yield
     finally:

@@ -291,7 +291,7 @@ class WeightSyncer:
 
 
 class StagedWeights:
-    """A version that has been copied but not yet sent."""
+    """A version that has been copied but not yet sent. If it is dropped, the next ``sync`` sends everything."""
 
     def __init__(self, syncer: WeightSyncer, sending: Sending, messages: list[Any]) -> None:
         self.version = sending.version
@@ -313,6 +313,10 @@ class StagedWeights:
                 await send(message)
             self._syncer._sent(self._sending)
         finally:
+            self._syncer._is_under_way = False
+
+    def __del__(self) -> None:
+        if self._messages is not None:  # an error came before ``deliver``
             self._syncer._is_under_way = False
 
 

@@ -44,7 +44,6 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
 
     _pid = _port = _version = 0
     _listener: Any = None
-    _is_staged = False
     _receiver: WeightReceiver | None = None
     _thread: LoopThread | None = None
 
@@ -96,15 +95,13 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
         for _, theirs in self._pipes:
             theirs.close()  # so that the pipe closes when its worker ends
         self._sender().send_async(weights)
-        self._is_staged = True
 
     def send(self, weights: Any = None, worker_ids: Any = None) -> Any:
         """Send weights and block until they are applied, as ``WeightSender.send`` does."""
         if not self.synchronized_on_sender:
             raise RuntimeError("connect() comes before send(), and after the workers have been started")
         sender = self._sender()
-        if self._is_staged:
-            self._is_staged = False
+        if sender._pending is not None:  # the first version, or one whose wait was interrupted
             sender.wait_async()
         return sender.send(weights, worker_ids)
 

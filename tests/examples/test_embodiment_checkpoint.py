@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock, MagicMock, patch
 
 import pytest
 import torch
@@ -128,3 +130,56 @@ def test_auto_is_the_own_log_path_once_it_has_a_checkpoint(tmp_path: Path) -> No
     assert place_to_resume("auto", tmp_path) == tmp_path
     assert place_to_resume("elsewhere", tmp_path) == "elsewhere"
     assert place_to_resume(None, tmp_path) is None
+
+
+def test_a_name_that_a_killed_run_left_is_no_way_into_its_checkpoint(tmp_path: Path) -> None:
+    saved = save_checkpoint(tmp_path, 4, {"step": 4})
+    (tmp_path / f".{saved.name}.{os.getpid()}").hardlink_to(saved)
+
+    def look(state: Any, file: Any) -> None:
+        assert torch.load(saved)["step"] == 4
+        file.write(b"new")
+
+    with patch.object(torch, "save", look):
+        save_checkpoint(tmp_path, 4, {"step": 4})
+    assert saved.read_bytes() == b"new"
+
+
+SIZES = ["env.total_num_envs=4", "rollout.pipeline_stage_num=1"]
+
+
+class Actor:
+    """A group of one rank that was started again."""
+
+    given: Any = None
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getattr__(self, name: str) -> Any:
+        return AsyncMock(return_value=[name != "is_ready"])
+
+    def execute_on(self, *ranks: int) -> Actor:
+        return self
+
+    async def init_worker(self, *given: Any) -> None:
+        self.given = given[-1]
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+async def test_a_restarted_actor_goes_on_from_a_checkpoint_of_this_run_alone(tmp_path: Path, resumed: bool) -> None:
+    state = {"samples": 1, "episodes": [], "simulators": []}
+    for folder, step in (("earlier", 4), ("own", 9)):
+        save_checkpoint(tmp_path / folder / "checkpoints", step, {"step": step, **state})
+    resume = [f"runner.resume_dir={tmp_path}/earlier"] if resumed else []
+    supervised = [f"runner.logger.log_path={tmp_path}/own", "cluster.supervision.actor.restart=group"]
+    actor = Actor()
+    cfg = SCHEMA.load("hopper_ppo", SIZES + supervised + resume)
+    runner = EmbodiedRunner(cfg, cast(Any, actor), cast(Any, Actor()), None)
+    with patch.multiple(runner, env=MagicMock(), actor=MagicMock()):
+        runner.init_workers()
+    runner._queues = cast(Any, AsyncMock())
+    with patch.multiple(runner, _renew=AsyncMock(), _open_queues=AsyncMock()):
+        await runner._recover(RuntimeError("it has no weights"))
+    assert runner.step == (4 if resumed else 0)
+    assert (actor.given and actor.given["step"]) == (4 if resumed else None)

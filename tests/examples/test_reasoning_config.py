@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 from checkpoints import Progress, checkpoint_to_resume, new_checkpoint, read_progress
 from omegaconf import OmegaConf
 from placing import place
 from reasoning_config import SCHEMA, check_batches, clip_range, last_step
+from reasoning_runner import ReasoningRunner
 
 from rlinf_async.address import NodeInfo
 from rlinf_async.errors import ConfigError
@@ -168,6 +172,45 @@ def test_a_checkpoint_that_broke_off_leaves_the_one_before(tmp_path: Path) -> No
     assert checkpoint_to_resume(cfg, "auto") == first
     assert save(tmp_path, 4) == first  # a run that went back saves the step again
     assert save(tmp_path, 8).is_dir()
+
+
+def test_a_checkpoint_that_is_saved_again_is_there_while_the_old_one_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg, first = SCHEMA.load(DEFAULT, [f"runner.logger.log_path={tmp_path}"]), save(tmp_path, 4)
+    removed, remove = [], shutil.rmtree
+
+    def look(folder: Path, ignore_errors: bool) -> None:
+        removed.append(folder.exists())
+        remove(folder, ignore_errors)
+        assert checkpoint_to_resume(cfg, "auto") == first
+
+    monkeypatch.setattr(shutil, "rmtree", look)
+    assert save(tmp_path, 4) == first
+    assert removed == [False, False, True]
+
+
+def test_a_link_that_a_killed_run_left_does_not_refuse_the_next_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / f".link.{os.getpid()}").symlink_to("step_000002")
+    saved = save(tmp_path, 4)
+    assert checkpoint_to_resume(SCHEMA.load(DEFAULT, [f"runner.logger.log_path={tmp_path}"]), "auto") == saved
+
+
+async def test_a_restarted_actor_goes_on_from_a_checkpoint_of_this_run_alone(tmp_path: Path) -> None:
+    save(tmp_path / "own", 8)
+    resumed = save(tmp_path / "earlier", 4)
+    supervised = [f"runner.logger.log_path={tmp_path}/own", "cluster.supervision.actor.restart=group"]
+    runner, actor = ReasoningRunner.__new__(ReasoningRunner), AsyncMock()
+    actor.is_ready.return_value = [False]
+    runner._cfg, runner._actor = SCHEMA.load(DEFAULT, supervised), actor
+    runner._progress, runner._checkpoint = Progress(3, 0, "", {}, ""), None
+    with pytest.raises(RuntimeError, match="no weights"):
+        await runner._go_back(RuntimeError("it has no weights"))
+    runner._checkpoint = resumed
+    await runner._go_back(RuntimeError("it has no weights"))
+    actor.init_worker.assert_awaited_once_with(str(resumed))
+    assert runner._progress.step == 4
 
 
 def test_a_checkpoint_of_other_data_names_the_key_both_values_and_the_folder(tmp_path: Path) -> None:

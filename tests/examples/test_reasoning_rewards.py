@@ -17,6 +17,16 @@ from rlinf_async.errors import ConfigError
 META = {"numbers": [2, 3, 7], "target": 13}
 
 
+class Slow:
+    def __del__(self) -> None:
+        time.sleep(0.3)
+
+
+def hangs_after_a_drop(prompt: Any, text: str, meta: dict[str, Any]) -> float:
+    Slow()
+    return hangs(prompt, text, meta)
+
+
 def hangs(prompt: Any, text: str, meta: dict[str, Any]) -> float:
     while True:
         try:
@@ -45,7 +55,7 @@ def counts_tokens(prompt: Any, tokens: list[int], meta: dict[str, Any]) -> float
 @pytest.fixture(autouse=True)
 def functions(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("test_reward_functions")
-    for function in (hangs, waits, raises, gives_nan, counts_tokens):
+    for function in (hangs, hangs_after_a_drop, waits, raises, gives_nan, counts_tokens):
         setattr(module, function.__name__, function)
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
@@ -65,11 +75,13 @@ async def test_the_tasks_own_function_judges_unless_another_is_named() -> None:
     ("name", "words"),
     [
         ("hangs", r"took longer than reward\.deadline_s \(0\.2 s\)"),
+        ("hangs_after_a_drop", r"took longer than reward\.deadline_s \(0\.2 s\)"),
         ("waits", r"took longer than reward\.deadline_s \(0\.2 s\)"),
         ("raises", r"raised KeyError\('difficulty'\)"),
         ("gives_nan", "returned nan"),
     ],
 )
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_reward_that_fails_is_an_error_or_counted_as_configured(name: str, words: str) -> None:
     with pytest.raises(
         RewardFailed, match=rf"test_reward_functions\.{name} {words} .*response '2\*3\+7' to '2,3,7=13:'"

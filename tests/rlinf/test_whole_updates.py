@@ -295,6 +295,16 @@ async def test_what_is_on_its_way_is_sent_once_and_nobody_begins_anew_meanwhile(
         assert await receiver.apply(target, wire.there.get) == number
 
 
+@pytest.mark.parametrize("kind", [BUCKETS, PATCH])
+async def test_a_staged_version_that_is_dropped_keeps_no_later_one_from_being_sent(kind: Callable[[], Any]) -> None:
+    sender, receiver, source, target = await a_receiver(kind)
+    await sender.stage(source.step().state_dict(), 1)
+    wire = Wire()
+    await sender.sync(source.step().state_dict(), wire.send, 1)
+    assert await receiver.apply(target, wire.there.get) == 1
+    assert bits(target) == bits(source)
+
+
 async def test_two_tensors_that_an_agents_receiver_would_take_for_one_are_refused() -> None:
     source = dict.fromkeys(["model.language_model.w", "model.w", "visual.w"], torch.ones(2))
     sender, wire = BucketWeightSyncer(is_agent=True), Wire()

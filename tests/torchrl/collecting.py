@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from copy import copy
@@ -215,6 +216,18 @@ def refused(use: Callable[[], Any]) -> str:
     return ""
 
 
+def interrupted(use: Callable[[], Any]) -> str:
+    timer = threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    timer.start()
+    try:
+        use()
+    except (KeyboardInterrupt, RuntimeError) as error:
+        return repr(error)
+    finally:
+        timer.cancel()
+    return ""
+
+
 def begin_broken(kind: str) -> tuple[str, float]:
     scheme, begun = CollectorScheme(KINDS[kind]()), time.monotonic()
     said = refused(
@@ -226,7 +239,7 @@ def begin_broken(kind: str) -> tuple[str, float]:
     return said, time.monotonic() - begun
 
 
-def refusals() -> dict[str, str]:
+def refusals() -> dict[str, Any]:
     policy = policy_of(Linear())
     frames: dict[str, Any] = {"frames_per_batch": 4}
 
@@ -234,14 +247,17 @@ def refusals() -> dict[str, str]:
         sender.send()
 
     own, sender = (CollectorScheme(MultiProcessWeightSyncScheme()) for _ in range(2))
-    found = {
+    found: dict[str, Any] = {
         "other schemes": refused(lambda: CollectorScheme(RPCWeightSyncScheme())),
         "without workers": refused(lambda: Collector(Still, policy, **frames, weight_sync_schemes={"policy": own})),
         "no module": refused(lambda: own.init_on_sender(model_id="policy", model=len, num_workers=1)),
     }
     for each in (own, sender):
         each.init_on_sender(model_id="policy", model=policy, num_workers=1)
+    idle = multiprocessing.Process(target=signal.pause)  # keeps the worker's end of the pipe, and never reads
+    idle.start()
     sender.connect()
+    found["interrupted"] = [interrupted(sender.send) for _ in range(2)]
     found["too early"] = refused(own.send)
     found["no such worker"] = refused(
         lambda: Collector(Still, policy, **frames, worker_idx=1, weight_recv_schemes={"policy": copy(own)})
@@ -252,6 +268,7 @@ def refusals() -> dict[str, str]:
     found["coroutine"] = refused(lambda: asyncio.run(send()))
     for each in (own, sender):
         each.shutdown()
+    idle.kill()
     return found
 
 

@@ -78,6 +78,10 @@ def test_what_keeps_a_worker_from_coming_is_told_by_its_collector_at_once(story:
     assert took < 10
 
 
+def test_a_send_that_is_interrupted_before_the_workers_come_may_be_repeated(story: Any) -> None:
+    assert story["refusals"]["interrupted"] == ["KeyboardInterrupt()"] * 2
+
+
 def test_what_cannot_be_is_refused(story: Any) -> None:
     told = story["refusals"]
     assert "use MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, Dist" in told["other schemes"]

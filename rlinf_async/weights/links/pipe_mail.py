@@ -227,13 +227,16 @@ class PipeMail:
         return bool(now.poll(0))
 
     def _peek(self, size: int) -> bytes:
-        with socket.socket(fileno=os.dup(self._pipe.fileno())) as sock:
-            try:
-                head = sock.recv(size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return b""
-            except OSError as error:
-                raise _gone(error) from error
+        sock = socket.socket(fileno=self._pipe.fileno())
+        try:
+            sock.setblocking(True)  # ``socket.setdefaulttimeout`` would leave the pipe non-blocking for all its users
+            head = sock.recv(size, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return b""
+        except OSError as error:
+            raise _gone(error) from error
+        finally:
+            sock.detach()
         if not head:
             raise PeerLost("the other end of the pipe is closed")
         return head

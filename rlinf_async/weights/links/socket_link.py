@@ -41,6 +41,8 @@ _PART_BYTES: Final = 4 << 20
 _EXIT_STATUS_S: Final = 0.5
 """Seconds to wait for a process's exit after its socket was closed, so that the error can report the exit."""
 
+_ACCEPT_AGAIN_S: Final = 0.1  # pause after an accept that failed for lack of descriptors or memory
+
 _MORE, _LAST, _JOIN, _BYE = range(4)
 """Kinds of frames: part of a message, last part of a message, the receiver's model and mode, end of the link."""
 
@@ -116,6 +118,7 @@ class SocketLink(WeightLink):
             PeerLost: the sender's end is closed or taken; or this end is closed, or belongs to another sender.
             ConfigError: the sender is in another network namespace.
             AuthError: the sender belongs to another user.
+        OSError: no descriptor is free.
         """
         is_read = threading.Event()
         # Two threads that join at once must share one connection; otherwise the sender would refuse the second and end
@@ -205,10 +208,11 @@ class _Hub(LoopThread):
     def remove(self, sockets: _Sockets) -> None:
         with self.lock:
             self.sockets.discard(sockets)
-            if self.sockets or _Hub.current is not self:
-                return
-            _Hub.current = None
-        LazyThread("rlinf-weights end").submit(self.stop)  # stopping blocks until this thread has left its loop
+            if not self.sockets and _Hub.current is self:
+                with contextlib.suppress(RuntimeError):  # no thread can start for now, so the next link uses this hub
+                    # In a thread, because stopping blocks until this thread has left its loop.
+                    LazyThread("rlinf-weights end").submit(self.stop)
+                    _Hub.current = None
 
     @classmethod
     def forget(cls) -> None:
@@ -246,14 +250,19 @@ class _Sockets:
 
     def _accept(self) -> None:
         assert self.listener is not None
-        with contextlib.suppress(BlockingIOError):
+        try:
             sock, _ = self.listener.accept()
-            try:
-                self._connect(sock, local_socket.check_peer(sock)).open()
-                self.hub.loop.remove_reader(self.listener.fileno())
-            except AuthError as error:
-                sock.close()
-                logger.warning("a connection to %r was refused: %s", self._link(), error)
+        except OSError:
+            # The socket stays readable, so without a pause the loop would spin until a descriptor is free.
+            self.hub.loop.remove_reader(self.listener.fileno())
+            self.hub.loop.call_later(_ACCEPT_AGAIN_S, self.listen)
+            return
+        try:
+            self._connect(sock, local_socket.check_peer(sock)).open()
+            self.hub.loop.remove_reader(self.listener.fileno())
+        except AuthError as error:
+            sock.close()
+            logger.warning("a connection to %r was refused: %s", self._link(), error)
 
     def join(self, sock: socket.socket, pid: int, then: Callable[[], None]) -> None:
         """Connect, from any thread; call ``then`` once the connection is being read."""
@@ -381,7 +390,7 @@ def _connect(notice: Notice) -> tuple[socket.socket, int]:
     try:
         sock = local_socket.connect(notice.address)
         return sock, local_socket.check_peer(sock)
-    except OSError as error:
+    except ConnectionError as error:
         if notice.namespace != _network():
             raise ConfigError(
                 f"weights of '{notice.model_id}' wait at a socket of another network namespace, which cannot be "

@@ -43,6 +43,7 @@ _MAX_CONNECT_S: Final = 10.0
 """Limit on connecting once both addresses are known, because connecting cannot be interrupted."""
 _MAX_WAIT_S: Final = 3600.0
 """Limit on one request to the store; longer waits repeat the request."""
+_ENDLESS_S: Final = 1e8  # limit on one wait of Gloo, three years, because its nanoseconds overflow after 292
 
 _TENSOR, _MARK, _LENGTH, _ANSWER = range(4)
 """Tags of the tensor, of the byte that follows it, and of the answer's two parts."""
@@ -127,7 +128,7 @@ class StoreMail:
             self._store.set(f"{self._name}_count", str(self._number))
             self._connect(end)
             answer = self._ship(tensor, end)
-        except _BREAKS as error:
+        except Exception as error:  # whatever it is: without a void, the receiver would wait for this message
             self.part()
             with contextlib.suppress(RuntimeError):  # the store does not answer
                 self._withdraw()
@@ -313,7 +314,7 @@ class StoreMail:
     def _translated(self, error: Exception, timeout: float) -> Exception:
         if self._stop.is_set():
             return ClosedError(f"message {self._number} to {self._name} was given up")
-        if isinstance(error, (PeerLost, DeadlineExceeded)):
+        if isinstance(error, (PeerLost, DeadlineExceeded)) or not isinstance(error, RuntimeError):
             return error
         text = re.sub(r"\[[^\]]*\.(cc|h):\d+\] ", "", str(error).splitlines()[0]).partition(" This is typically")[0]
         if "timeout" in text.lower() or "timed out" in text.lower():
@@ -350,7 +351,7 @@ def _byte() -> torch.Tensor:
 
 
 def _until(end: float) -> timedelta:
-    return timedelta(seconds=max(0.001, end - clock.monotonic()))
+    return timedelta(seconds=min(max(0.001, end - clock.monotonic()), _ENDLESS_S))
 
 
 def _make_nccl(store: Any, side: int, timeout: timedelta) -> Any:

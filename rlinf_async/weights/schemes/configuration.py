@@ -61,11 +61,12 @@ class Configuration(metaclass=abc.ABCMeta):
 
     def _weights_of(self, context: Any, model_id: str, strategy: WeightStrategy) -> Any:
         try:
-            return strategy.extract_weights(_resolve_model(context, model_id))
+            model = _resolve_model(context, model_id)
         except (AttributeError, KeyError):
-            pass
-        fallback = getattr(context, "_fallback_policy", None) if model_id == "policy" else None
-        return None if fallback is None else strategy.extract_weights(fallback)
+            model = getattr(context, "_fallback_policy", None) if model_id == "policy" else None
+            if model is None:
+                return None
+        return strategy.extract_weights(model)
 
 
 def held(thing: Any) -> Callable[[], Any]:

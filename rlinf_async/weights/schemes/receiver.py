@@ -17,12 +17,14 @@ from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerL
 from rlinf_async.weights.links.socket_link import LOOP, Notice, SocketLink
 from rlinf_async.weights.plane.subscriber import Subscriber
 from rlinf_async.weights.schemes.configuration import Configuration, _resolve_model, held
+from rlinf_async.weights.schemes.roster import close_one
 from rlinf_async.weights.schemes.weight_strategy import _get_strategy
 from rlinf_async.weights.state.versions import Reception, Versioned
 from rlinf_async.weights.transports.calls import finish
 from rlinf_async.weights.transports.transport import LinkTransport, TransportBackend
 from rlinf_async.weights.waiting.conditions import Reading
 from rlinf_async.weights.waiting.execution import SyncAdapter, at_once
+from rlinf_async.work import Work
 
 logger = own_logger(__name__)
 
@@ -73,6 +75,8 @@ class WeightReceiver(Versioned):
         """Reset the state that belongs to one process."""
         self._is_closed = False
         self._heard = 0
+        # Model, weights, version and sender of a message whose ``receive`` was cancelled.
+        self._arrived: tuple[str, Any, int | None, Any] | None = None
         self._adapter = SyncAdapter()
         self.__dict__.pop("_subscriber", None)
 
@@ -136,23 +140,40 @@ class WeightReceiver(Versioned):
             subscriber = self._standing  # the first access opens the link
             with self._watching():
                 return await subscriber.receive(timeout)
-        coming = transport.receive_weights(timeout=timeout)
-        if in_background and not inspect.isawaitable(coming):
-            error = ConfigError(
-                f"receive_weights() of {transport!r} is plain code, which would hold up the loop that serve() runs in: "
-                "make it a coroutine (async def), or call receive() where a wait does no harm"
-            )
-            if coming is not None:
-                await self._answer("send_error", error)
-            raise error
-        found = await finish(coming, None, f"weights from {transport!r}")
-        if found is None:
-            return False
+        arrived, self._arrived = self._arrived, None
+        if arrived is None:
+            coming = transport.receive_weights(timeout=timeout)
+            if in_background and not inspect.isawaitable(coming):
+                error = ConfigError(
+                    f"receive_weights() of {transport!r} is plain code, which would hold up the loop that serve() runs "
+                    "in: make it a coroutine (async def), or call receive() where a wait does no harm"
+                )
+                if coming is not None:
+                    await self._answer("send_error", error)
+                raise error
+            try:
+                found = await finish(coming, None, f"weights from {transport!r}")
+            except asyncio.CancelledError:
+                if isinstance(coming, Work):  # which may just have ended with weights
+                    coming._follow(functools.partial(self._keep, transport, coming))
+                raise
+            if found is None:
+                return False
+            arrived = _with_facts(transport, *found)
         self._heard += 1
         self._subscriber.belongs_here()
-        version, sender = getattr(transport, "version", None), getattr(transport, "sender", None)
-        model_id, weights = found
-        return await self._take(model_id, weights, version, sender, write=self._adopt)
+        before, (model_id, weights, version, sender) = self.version, arrived
+        try:
+            return await self._take(model_id, weights, version, sender, write=self._adopt)
+        except asyncio.CancelledError:
+            # Leave the weights to the next call; otherwise, their sender would wait for an answer until its deadline.
+            if _is_cancelled():
+                self._arrived = model_id, weights, version if self.version == before else self.version, sender
+            raise
+
+    def _keep(self, transport: TransportBackend, coming: Work[Any]) -> None:
+        with contextlib.suppress(Exception):
+            self._arrived = _with_facts(transport, *coming._result())
 
     async def _take(
         self, model_id: str | None, weights: Any, version: int | None, sender: Any = None, *, write: Write
@@ -338,7 +359,9 @@ class WeightReceiver(Versioned):
             try:
                 await self._receive(timeout, in_background=True)
                 took = clock.monotonic() - begun
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                    raise  # not an error of the user's transport or model
                 # DeadlineExceeded is an OSError, too, but only means that an answer was late.
                 is_transports = self._heard == heard and not isinstance(error, DeadlineExceeded)
                 if isinstance(error, _ENDS) and is_transports:
@@ -370,14 +393,14 @@ class WeightReceiver(Versioned):
         if running_loop() is None:
             # Another thread may be waiting for weights on the loop that this thread needs, so end that wait.
             self._subscriber.on_end(ClosedError(f"{self!r} is closed"))
-        ends, self._transport = (self._subscriber, self._transport), None
+        ends, self._transport, self._arrived = (self._subscriber, self._transport), None, None
         work = self._adapter.run(_close(*ends), f"the closing of {self!r}", abandonable=False)
         self._adapter.release()
         return work
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the context."""
-        own = ("_adapter", "_heard", "_subscriber", "_is_closed")
+        own = ("_adapter", "_arrived", "_heard", "_subscriber", "_is_closed")
         return {name: value for name, value in self.__dict__.items() if name not in own} | {"_context_ref": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -385,14 +408,16 @@ class WeightReceiver(Versioned):
         self._forget()
 
 
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and bool(task.cancelling())
+
+
+def _with_facts(transport: TransportBackend, model_id: str, weights: Any) -> tuple[str, Any, int | None, Any]:
+    return model_id, weights, getattr(transport, "version", None), getattr(transport, "sender", None)
+
+
 async def _close(*ends: Any) -> None:
     async with contextlib.AsyncExitStack() as closing:  # closes all, even if one raises
         for end in reversed(ends):
-            closing.push_async_callback(_close_one, end)
-
-
-async def _close_one(end: Any) -> None:
-    close = getattr(end, "close", None)
-    if close is not None:
-        with contextlib.suppress(OSError):
-            await finish(close(), None, f"the closing of {end!r}")
+            closing.push_async_callback(close_one, end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -78,13 +79,14 @@ class WorkerRoster:
 
 
 async def close_all(transports: Iterable[TransportBackend]) -> None:
-    """Close the transports that can be closed, all at the same time."""
-    closing: list[tuple[TransportBackend, Any]] = []
-    for transport in transports:
-        close = getattr(transport, "close", None)
-        if close is not None:
-            with contextlib.suppress(OSError):
-                closing.append((transport, close()))
-    for transport, work in closing:
+    """Close the transports that can be closed, all at the same time; then raise the first error, if any."""
+    ends = await asyncio.gather(*map(close_one, transports), return_exceptions=True)
+    for error in filter(None, ends):
+        raise error
+
+
+async def close_one(end: Any) -> None:
+    close = getattr(end, "close", None)
+    if close is not None:
         with contextlib.suppress(OSError):
-            await finish(work, None, f"the closing of {transport!r}")
+            await finish(close(), None, f"the closing of {end!r}")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import multiprocessing
 import multiprocessing.reduction
 import os
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -80,6 +83,20 @@ def test_only_the_very_answer_that_is_waited_for_is_taken(pipes: Pipes) -> None:
         assert pipes[0].recv() == message
     assert mail.take((None, "registered"))
     assert not pipes[0].poll(0)
+
+
+def test_a_look_into_the_pipe_takes_no_descriptor_and_leaves_it_blocking(
+    pipes: Pipes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "dup", Mock(side_effect=OSError(errno.EMFILE, "no descriptor is free")))
+    socket.setdefaulttimeout(10)
+    try:
+        assert PipeMail.of(pipes[0]).take_notice("policy") is None
+    finally:
+        socket.setdefaulttimeout(None)
+    assert os.get_blocking(pipes[0].fileno())
+    assert PipeMail.of(pipes[1]).post(notice(1), UPDATE)
+    assert PipeMail.of(pipes[0]).take_notice("policy") == notice(1)
 
 
 async def test_a_full_pipe_takes_no_notice_until_it_is_read(pipes: Pipes) -> None:

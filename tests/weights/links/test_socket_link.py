@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -182,6 +184,55 @@ def test_a_receiver_of_another_id_is_named_and_the_next_one_may_join() -> None:
     assert "'policy'" not in one.label
     one.close()
     other.close()
+
+
+def test_an_accept_without_a_free_descriptor_is_tried_again_after_a_pause() -> None:
+    one, other = SocketLink.invite("policy"), SocketLink("policy")
+    end_of_the_loop(one)
+    assert one._sockets is not None
+    listener = one._sockets.listener
+    assert listener is not None
+    tries: list[float] = []
+
+    def accept() -> tuple[socket.socket, object]:
+        tries.append(time.monotonic())
+        if len(tries) < 3:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return listener.accept()
+
+    one._sockets.listener = Mock(accept=accept, fileno=listener.fileno, close=listener.close)
+    other.join(one.notice(0), OWN)
+    one.opened.wait(10)
+    assert tries[2] - tries[0] > 0.1
+    one.close()
+    other.close()
+
+
+def test_a_join_without_a_free_descriptor_says_so_and_may_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = SocketLink.invite("policy"), SocketLink("policy")
+    with monkeypatch.context() as short:
+        short.setattr(local_socket, "connect", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        with pytest.raises(OSError, match="Too many open files") as raised:
+            other.join(one.notice(0), OWN)
+    assert raised.value.errno == errno.EMFILE
+    other.join(one.notice(0), OWN)
+    one.opened.wait(10)
+    one.close()
+    other.close()
+
+
+def test_a_hub_that_no_thread_can_end_serves_the_next_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = SocketLink.invite("policy")
+    hub = socket_link._Hub.current
+    assert hub is not None
+    with monkeypatch.context() as short:
+        short.setattr(socket_link.LazyThread, "submit", Mock(side_effect=RuntimeError("can't start new thread")))
+        first.close()
+        end_of_the_loop(first)
+    assert socket_link._Hub.current is hub
+    SocketLink.invite("policy").close()
+    hub._thread.join(10)
+    assert not hub._thread.is_alive()
 
 
 def test_a_sender_of_another_network_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -169,3 +170,25 @@ def test_a_message_that_comes_just_as_the_wait_for_it_is_over_is_not_lost() -> N
             assert waiting.result(10) == HEAD
         finally:
             store.set("NODE_1_in/1", b"closed")
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e10])
+def test_a_timeout_may_be_endless(timeout: float) -> None:
+    with both_ends() as (sender, receiver, _), ThreadPoolExecutor(1) as threads:
+        sending = threads.submit(sender.send, HEAD, VALUES, timeout, threading.Event())
+        receive(receiver)
+        receiver.answer(b"updated")
+        assert sending.result(30) == b"updated"
+
+
+def test_a_message_that_cannot_be_written_does_not_cost_the_next_one() -> None:
+    with both_ends() as (sender, receiver, _), ThreadPoolExecutor(2) as threads:
+        for is_writable in (True, False, True):
+            if not is_writable:
+                with pytest.raises(OverflowError):
+                    sender.send(HEAD | {"version": 1 << 64}, VALUES, 5.0, threading.Event())
+                continue
+            sending = threads.submit(sender.send, HEAD, VALUES, 5.0, threading.Event())
+            receive(receiver)
+            receiver.answer(b"updated")
+            assert sending.result(30) == b"updated"

@@ -9,11 +9,13 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from rlinf_async import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 from rlinf_async.errors import ClosedError, DeadlineExceeded, ForkedProcessError, RemoteError
+from rlinf_async.work import Work
 from tests._support.forked_children import forked
 from tests.weights.ends import SCHEMES, Tied, both
 
@@ -163,6 +165,69 @@ class Mail:
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
         return self.messages.pop(0)
+
+
+async def test_weights_whose_receive_is_cancelled_while_a_reader_stays_come_with_the_next() -> None:
+    async with both("distributed") as ends:
+        sending, receiver = ends.sender.send(Tied(1.0)), ends.receiver
+        async with receiver.reading():
+            receiving = receiver.receive(20)
+            while not receiver._heard:
+                await asyncio.sleep(0.01)
+            receiving.cancel()
+            with pytest.raises(ClosedError):
+                await receiving
+        assert await receiver.receive(20)
+        assert (await sending).version == receiver.version == 1
+        assert ends.sees == {1.0}
+
+
+async def test_weights_that_come_as_their_receive_is_cancelled_come_with_the_next() -> None:
+    coming: Work[Any] = Work()
+    mail = Mail()
+    scheme = MultiProcessWeightSyncScheme()
+    receiver, model = scheme.create_receiver(), Tied()
+    receiver._transport, mail.messages = mail, [coming, None]
+    receiver._register_model(model)
+    receiving = asyncio.ensure_future(receiver._receive(20))
+    await asyncio.sleep(0)
+    coming._settle(("policy", Tied(9.0).state_dict()))
+    receiving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await receiving
+    assert await receiver.receive()
+    assert not await receiver.receive()
+    assert receiver.version == 1
+    await receiver.close()
+
+
+@pytest.mark.parametrize("where", ["transport", "model"])
+async def test_a_cancelled_error_of_users_code_does_not_end_serve(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    messages = [("policy", Tied(9.0).state_dict())] * (1 if where == "transport" else 2)
+
+    async def receive_weights(timeout: float) -> Any:
+        if where == "transport" and not caplog.records:
+            raise asyncio.CancelledError
+        return messages.pop() if messages else await asyncio.sleep(timeout)
+
+    class Context:
+        @property
+        def policy(self) -> Any:
+            if where == "model" and not caplog.records:
+                raise asyncio.CancelledError
+            return model
+
+    receiver, context, model = MultiProcessWeightSyncScheme().create_receiver(), Context(), Tied()
+    receiver._transport = Mock(spec=Mail, receive_weights=receive_weights, version=None)
+    receiver._set_context(context)
+    receiver._register_model("policy")
+    serving = receiver.serve()
+    await receiver.wait_version(1, 10)
+    assert "an update of 'None' could not be applied" in caplog.text
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    await receiver.close()
 
 
 @pytest.mark.parametrize("after_a_message", [False, True])
