@@ -99,7 +99,7 @@ class UnobservedErrors:
         self._counts = FailureCounts()
         self._timer_is_set = False
         self._closed = False
-        _accounts.add(self)
+        _accounts[self] = None
 
     def __repr__(self) -> str:
         return f"<UnobservedErrors [{len(self._errors)}]>"
@@ -198,7 +198,7 @@ class UnobservedErrors:
             error.details = ""
 
 
-_accounts: weakref.WeakSet[UnobservedErrors] = weakref.WeakSet()
+_accounts: weakref.WeakKeyDictionary[UnobservedErrors, None] = weakref.WeakKeyDictionary()
 
 # The ``UnobservedErrors`` of clients with ``fail_fast``. The set is usually empty, in which case a wait checks nothing
 # else.
@@ -214,9 +214,8 @@ def cause_of(error: BaseException) -> str:
 
 def lines() -> list[str]:
     now = clock.monotonic()
-    errors = sorted(
-        (error for account in list(_accounts) for error in account.pending()), key=lambda error: error.since
-    )
+    accounts = [reference() for reference in _accounts.keyrefs()]  # an atomic copy: another thread may be adding one
+    errors = [error for account in accounts if account is not None for error in account.pending()]
     folded: dict[str, list[float]] = {}
     for error in sorted(errors, key=lambda error: error.since):
         folded.setdefault(error.text, []).append(now - error.since)
