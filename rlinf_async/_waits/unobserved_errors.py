@@ -95,6 +95,8 @@ class UnobservedErrors:
         self._later = later
         self._lock = threading.Lock()
         self._errors: dict[str, UnobservedError] = {}
+        self._left: dict[str, str] = {}
+        """Maps the keys of errors that are no longer kept, but reported, to their causes."""
         self._observed: dict[str, None] = {}
         self._counts = FailureCounts()
         self._timer_is_set = False
@@ -112,6 +114,8 @@ class UnobservedErrors:
             known = self._errors.setdefault(error.key, error)
             known.awaited = known.awaited or error.awaited
             left = self._errors.pop(next(iter(self._errors))) if len(self._errors) > MAX_ERRORS else None
+            if left is not None and len(self._left) < MAX_ERRORS:  # the daemon keeps no more reports either
+                self._left[left.key] = left.cause
             sets_timer = not (known.awaited or known.is_due or self._timer_is_set)
             self._timer_is_set = self._timer_is_set or sets_timer
         if known is error:
@@ -134,6 +138,9 @@ class UnobservedErrors:
             keys = [key for key, error in self._errors.items() if error.cause == cause]
             for key in keys:
                 self._counts.forget(self._errors.pop(key).text)
+            for key in [key for key, known in self._left.items() if known == cause]:
+                del self._left[key]
+                keys.append(key)
         for key in keys:
             self._send_operation(operations.WithdrawError(key))
 
