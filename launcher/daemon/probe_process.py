@@ -61,7 +61,7 @@ class ProbeProcess:
         self._process.kill()
 
     def close(self) -> None:
-        """Kill the process, and reap it once it has ended: a process that a hung driver holds outlives its SIGKILL."""
+        # Do not wait: a process that a hung driver holds outlives its SIGKILL.
         self._process.kill()
         for fd in self._files:
             os.close(fd)

@@ -95,8 +95,7 @@ class UnobservedErrors:
         self._later = later
         self._lock = threading.Lock()
         self._errors: dict[str, UnobservedError] = {}
-        self._left: dict[str, str] = {}
-        """Maps the keys of errors that are no longer kept, but reported, to their causes."""
+        self._left: dict[str, str] = {}  # maps keys of errors that were reported, and are no longer kept, to causes
         self._observed: dict[str, None] = {}
         self._counts = FailureCounts()
         self._timer_is_set = False
