@@ -179,6 +179,16 @@ def breakpoint_line(method: str) -> int:
     return int(getattr(Debugged, method).__code__.co_firstlineno) + 2
 
 
+def test_a_rank_at_whose_prompt_megabytes_are_printed_goes_on(shared: Any, run: str) -> None:
+    call = shared.execute_on(0).at_breakpoint(5)
+    with debugging(run, "rollout:0") as operator:
+        operator.until("(rollout:0) ")
+        operator.type("p 'x' * 2_000_000")
+        assert operator.until("(rollout:0) ").rstrip().endswith(" characters are left out")
+        operator.type("c")
+        assert call.wait(20) == [11]
+
+
 @pytest.mark.parametrize("group", [{"env": {"RLINF_POST_MORTEM_S": "60"}}], indirect=True)
 def test_what_a_method_has_raised_is_looked_at_post_mortem(group: Any, run: str) -> None:
     call = group[0].raises(21)

@@ -306,6 +306,18 @@ def test_memory_and_words_are_bounded(account: UnobservedErrors) -> None:
     assert unobserved_errors.lines()[-1].endswith(" other failures")
 
 
+def test_an_error_too_old_to_be_kept_is_taken_back_once_it_is_heard(
+    account: UnobservedErrors, told: list[tuple[str, str]]
+) -> None:
+    for index in range(MAX_ERRORS + 10):
+        account.arrived(an_error(f"cause {index}"))
+    for index in range(MAX_ERRORS + 10):
+        account.observed(f"cause {index}")
+    keys = {word: {key for said, key in told if said == word} for word, _ in told}
+    assert len(keys) == 2
+    assert len({frozenset(each) for each in keys.values()}) == 1
+
+
 def test_like_errors_are_one_line(account: UnobservedErrors) -> None:
     for index in range(3):
         account.arrived(an_error(f"cause {index}"))

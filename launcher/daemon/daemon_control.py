@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import signal
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final, Protocol
@@ -43,8 +44,12 @@ class StdioControl:
         self._rest = rest
 
     def send(self, event: dict[str, Any]) -> None:
+        line = (self._marker + json.dumps(event) + "\n").encode()
         with contextlib.suppress(OSError):
-            os.write(_STDOUT, (self._marker + json.dumps(event) + "\n").encode())
+            while line:
+                # stdout is often the same socket as stdin, and then non-blocking: it takes only a part of a long line.
+                select.select([], [_STDOUT], [])
+                line = line[os.write(_STDOUT, line) :]
 
     async def commands(self) -> AsyncGenerator[dict[str, Any], None]:
         lines = self._rest

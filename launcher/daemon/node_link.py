@@ -132,8 +132,8 @@ class NodeLink:
         except (NodeLost, ClosedError) as error:
             # The link reports its own end through ``on_lost``, after the last received frame.
             logger.info("a body for node %d is left: %s", self.node, error)
-        except OSError as error:
-            self._gone(f"a body could not be read to its end: {error}")
+        except (OSError, MemoryError) as error:
+            self._gone(f"a body could not be read to its end: {error!r}")
 
     async def _send_body(self, transfer: int, fd: int, size: int) -> None:
         try:

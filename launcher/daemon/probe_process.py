@@ -61,10 +61,19 @@ class ProbeProcess:
         self._process.kill()
 
     def close(self) -> None:
+        # Do not wait: a process that a hung driver holds outlives its SIGKILL.
         self._process.kill()
-        self._process.wait()
-        for fd in (self._pidfd, *self._files):
+        for fd in self._files:
             os.close(fd)
+        if self._process.poll() is None:
+            asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
+        else:
+            os.close(self._pidfd)
+
+    def _reap(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        self._process.wait()
+        os.close(self._pidfd)
 
     def _read(self, number: int) -> str:
         fd = self._files[number]

@@ -103,7 +103,7 @@ class NodeClient:
         self.restarts: dict[str, Callable[[], Activity]] = {}
         self.unobserved = UnobservedErrors(self._send_operation if inbox is None else None, self.later)
         self.on_ended: Callable[[NodeClient], None] = lambda client: None
-        _clients.add(self)
+        _clients[self] = None
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
@@ -620,12 +620,17 @@ class NodeClient:
             self._connection.flush_blocking(timeout)
 
 
-_clients: weakref.WeakSet[NodeClient] = weakref.WeakSet()
+_clients: weakref.WeakKeyDictionary[NodeClient, None] = weakref.WeakKeyDictionary()
 """Clients of this process, including those that are not yet ready or already closed."""
 
 
+def _all_clients() -> list[NodeClient]:
+    # The copy of ``keyrefs`` is atomic: another thread may be adding a client, which ends an iteration over a WeakSet.
+    return [client for reference in _clients.keyrefs() if (client := reference()) is not None]
+
+
 def _all_closed() -> bool:
-    return all(client.closed is not None for client in list(_clients))
+    return all(client.closed is not None for client in _all_clients())
 
 
 # A child has copies of the parent's sockets. Bytes sent by the child would land between the parent's frames, and while
@@ -634,7 +639,7 @@ def _all_closed() -> bool:
 # fork. tests/test_forks.py::test_locks_that_other_threads_held_at_the_fork_hold_up_no_child
 # tests/test_embedding.py::test_a_forked_child_of_the_driver_leaves_the_cluster_alone
 def _leave_all_to_parent() -> None:
-    for client in list(_clients):
+    for client in _all_clients():
         client.leave_to_parent()
 
 

@@ -29,6 +29,8 @@ REPORT_DELAY_S: Final = 0.002
 MAX_TARGETS: Final = 8
 """Maximum number of ranks for a call over direct sockets; with more, the daemon's fan-out is cheaper for the caller."""
 
+_MAX_ROWS: Final = 4096
+
 
 class DirectCalls:
     """The direct calls of one client that are open or not yet reported to its daemon.
@@ -189,8 +191,13 @@ class DirectCalls:
             unreported, self._unreported = self._unreported, []
             answered, self._answered = self._answered, []
             pending = [row for call in unreported if call in self._open for row in self._open_of(call)]
-        if pending or answered:
-            self._send((frames.PENDING, 0, 0, pending, answered))
+        self._send_report(pending, answered)
+
+    def _send_report(self, pending: Sequence[tuple[int, int, int, str]], answered: Sequence[int] = ()) -> None:
+        # A frame holds 8 MiB, and a caller may have hundreds of thousands of open calls.
+        for first in range(0, max(len(pending), len(answered)), _MAX_ROWS):
+            part = slice(first, first + _MAX_ROWS)
+            self._send((frames.PENDING, 0, 0, pending[part], answered[part]))
 
     def report_all(self, worker: int) -> None:
         """Report every open call of an ended worker, so that the daemon answers in its place.
@@ -206,8 +213,7 @@ class DirectCalls:
                 for slot in handler._unanswered()
                 if handler._targets[slot] == worker
             ]
-        if open_calls:
-            self._send((frames.PENDING, 0, 0, open_calls, []))
+        self._send_report(open_calls)
 
     def _open_of(self, call: int) -> list[tuple[int, int, int, str]]:
         method, sockets = self._open[call]

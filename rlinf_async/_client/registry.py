@@ -31,6 +31,8 @@ def activate(client: NodeClient) -> None:
     # Set the callback first, because another thread may end the client at any time.
     client.on_ended = _deactivate
     _active.append(client)
+    if client.closed is not None:  # it ended before the callback was set
+        _deactivate(client)
 
 
 def _deactivate(client: NodeClient) -> None:

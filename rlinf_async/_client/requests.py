@@ -83,7 +83,7 @@ class Requests:
     def fail(self, error: Exception, *, node: int | None = None) -> None:
         for number, request in list(self._open.copy().items()):
             if node is None or request.node == node:
-                del self._open[number]
+                self._open.pop(number, None)  # another thread may have refused it
                 # Use a copy, because the client keeps this error, and a raised error would hold the frames that it
                 # passes through.
                 request._settle(error=copy_of(error))

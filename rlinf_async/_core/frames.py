@@ -275,7 +275,7 @@ class FrameReader:
             strict_map_key=False,
             unicode_errors=_UNICODE_ERRORS,
             max_buffer_size=limit,
-            max_str_len=1 << 20,
+            max_str_len=8 << 20,
             max_bin_len=8 << 20,
             max_array_len=1 << 20,
             max_map_len=1 << 16,

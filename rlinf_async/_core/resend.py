@@ -306,7 +306,11 @@ def _substitute(frame: list[Any], content: list[bytes]) -> None:
     frame[1] = 0
     if not content:  # a socket cannot be sent as bytes
         return
-    memory = memoryview(bytearray(frame[-1]))
+    try:
+        memory = memoryview(bytearray(frame[-1]))
+    except MemoryError:
+        frame[-1] = f"there is no memory for its {frame[-1]} bytes"
+        return
     offset = 0
     for piece in content:
         if offset + len(piece) > len(memory):

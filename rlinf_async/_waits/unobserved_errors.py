@@ -95,11 +95,12 @@ class UnobservedErrors:
         self._later = later
         self._lock = threading.Lock()
         self._errors: dict[str, UnobservedError] = {}
+        self._left: dict[str, str] = {}  # maps keys of errors that were reported, and are no longer kept, to causes
         self._observed: dict[str, None] = {}
         self._counts = FailureCounts()
         self._timer_is_set = False
         self._closed = False
-        _accounts.add(self)
+        _accounts[self] = None
 
     def __repr__(self) -> str:
         return f"<UnobservedErrors [{len(self._errors)}]>"
@@ -112,6 +113,8 @@ class UnobservedErrors:
             known = self._errors.setdefault(error.key, error)
             known.awaited = known.awaited or error.awaited
             left = self._errors.pop(next(iter(self._errors))) if len(self._errors) > MAX_ERRORS else None
+            if left is not None and len(self._left) < MAX_ERRORS:  # the daemon keeps no more reports either
+                self._left[left.key] = left.cause
             sets_timer = not (known.awaited or known.is_due or self._timer_is_set)
             self._timer_is_set = self._timer_is_set or sets_timer
         if known is error:
@@ -134,6 +137,9 @@ class UnobservedErrors:
             keys = [key for key, error in self._errors.items() if error.cause == cause]
             for key in keys:
                 self._counts.forget(self._errors.pop(key).text)
+            for key in [key for key, known in self._left.items() if known == cause]:
+                del self._left[key]
+                keys.append(key)
         for key in keys:
             self._send_operation(operations.WithdrawError(key))
 
@@ -198,7 +204,7 @@ class UnobservedErrors:
             error.details = ""
 
 
-_accounts: weakref.WeakSet[UnobservedErrors] = weakref.WeakSet()
+_accounts: weakref.WeakKeyDictionary[UnobservedErrors, None] = weakref.WeakKeyDictionary()
 
 # The ``UnobservedErrors`` of clients with ``fail_fast``. The set is usually empty, in which case a wait checks nothing
 # else.
@@ -214,9 +220,8 @@ def cause_of(error: BaseException) -> str:
 
 def lines() -> list[str]:
     now = clock.monotonic()
-    errors = sorted(
-        (error for account in list(_accounts) for error in account.pending()), key=lambda error: error.since
-    )
+    accounts = [reference() for reference in _accounts.keyrefs()]  # an atomic copy: another thread may be adding one
+    errors = [error for account in accounts if account is not None for error in account.pending()]
     folded: dict[str, list[float]] = {}
     for error in sorted(errors, key=lambda error: error.since):
         folded.setdefault(error.text, []).append(now - error.since)

@@ -98,10 +98,12 @@ class DirectSockets:
         # tests/test_broken_sockets.py::test_calls_outlive_their_socket_and_run_once_in_order
         self.connections.pop(peer, None)
         self._broken.discard(peer)
-        self._replaced.add(peer)
         if received < 0:
+            self._replaced.discard(peer)
             connection.drain_if_intact()
             connection.close()
+        else:
+            self._replaced.add(peer)
         self._on_end(peer, connection, received < 0)
 
     def drain(self, peer: int) -> None:

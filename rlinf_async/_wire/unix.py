@@ -21,7 +21,7 @@ from typing import Any, Final
 from weakref import WeakMethod
 
 from rlinf_async._core import frames
-from rlinf_async._core.frames import FrameError, FrameReader
+from rlinf_async._core.frames import FrameReader
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.resend import Incoming
 from rlinf_async._wire.acknowledgements import Acknowledgements
@@ -392,8 +392,8 @@ class SocketReader:
         broken = None
         try:
             self._take(self._buffer[:size])
-        except FrameError as error:
-            broken = str(error)
+        except Exception as error:  # FrameError, or a TypeError for a field that makes no sense
+            broken = str(error) or repr(error)
         # Read the other sockets before handling the first of these frames: data on them was sent earlier, and these
         # frames may depend on it. Do so only after reading this socket, because an earlier read could miss some of that
         # data. tests/_client/test_client.py::test_a_daemons_earlier_frames_precede_later_direct_ones

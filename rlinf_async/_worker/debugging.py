@@ -69,6 +69,8 @@ _MOST_TRIES: Final = 20
 # Seconds after which a thread that has not stopped is reported to be in a C call.
 _C_CALL_S: Final = 1.0
 
+_MAX_SHOWN_CHARS: Final = 1 << 18
+
 # A rank that stops again within this time is being stepped, and is not reported as resumed.
 _RESUMED_S: Final = 0.2
 
@@ -286,6 +288,8 @@ class _PromptStreams:
 
     def readline(self) -> str:
         text, self._text = "".join(self._text).removesuffix(_Pdb.prompt), []
+        if (left_out := len(text) - _MAX_SHOWN_CHARS) > 0:  # a frame holds 8 MiB
+            text = f"{text[:_MAX_SHOWN_CHARS]}\n… {left_out} characters are left out\n"
         return self._debugger.read_line(text)
 
 

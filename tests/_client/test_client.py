@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from types import SimpleNamespace
+import sys
+from collections.abc import Callable
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rlinf_async._client.client import NodeClient
+from rlinf_async._client.client import NodeClient, _all_closed
 from rlinf_async._core import frames
 from rlinf_async._core.frames import Status
+from rlinf_async._waits.unobserved_errors import lines
 from rlinf_async._wire.unix import Connection
 from rlinf_async.errors import ClosedError, NodeLost
 
@@ -110,3 +113,24 @@ async def test_a_call_to_a_lost_node_fails_on_a_closed_loop_too() -> None:
     client._calls.clear()
     client.close()
     assert heard == [Status.LOST]
+
+
+@pytest.mark.parametrize("search", [_all_closed, lines], ids=["of clients", "of errors"])
+def test_a_client_that_another_thread_makes_at_any_step_disturbs_no_search(search: Callable[[], object]) -> None:
+    loop = asyncio.new_event_loop()
+    made: list[NodeClient] = []
+
+    def make(frame: FrameType, event: str, arg: object) -> Any:
+        if len(made) < 100:
+            made.append(NodeClient(loop))
+            made[-1]._closed = ClosedError("closed")
+        return make
+
+    before = sys.gettrace()
+    sys.settrace(make)
+    try:
+        search()
+    finally:
+        sys.settrace(before)
+        loop.close()
+    assert made

@@ -17,6 +17,7 @@ import pytest_asyncio
 from rlinf_async import ClosedError, Cluster, NodePlacementStrategy, WorkerDied
 from rlinf_async._client import direct_calls
 from rlinf_async._core import frames
+from rlinf_async._wire.socket_writer import MAX_FRAME_BYTES
 from tests._support.workers import Plain
 
 pytestmark = [pytest.mark.shared_cluster, pytest.mark.asyncio(loop_scope="module")]
@@ -198,6 +199,22 @@ async def test_the_daemon_is_told_of_an_answer_to_a_call_that_it_knows_though_no
     timers.pop()()
     assert sent == [(frames.PENDING, 0, 0, [(7, 0, 2, "note")], []), (frames.PENDING, 0, 0, [], [7, 2])]
     assert not timers
+
+
+async def test_a_report_of_more_calls_than_a_frame_holds_is_told_in_parts() -> None:
+    sent: list[Any] = []
+    timers: list[Any] = []
+    handler = SimpleNamespace(_targets=[7], _method="m" * 1000, _unanswered=lambda: [0])
+    open_calls: Any = dict.fromkeys(range(10_000), handler)
+    table: Any = Table(Way())
+    calls = direct_calls.DirectCalls(table, open_calls, threading.RLock(), sent.append, lambda _, at: timers.append(at))
+    for call in open_calls:
+        calls.open(call, [7], handler._method)
+    for report in (timers.pop(), lambda: calls.report_all(7)):
+        report()
+        assert [row[2] for frame in sent for row in frame[3]] == list(open_calls)
+        assert max(len(frames.pack(frame)) for frame in sent) <= MAX_FRAME_BYTES
+        sent.clear()
 
 
 async def test_the_daemon_is_not_told_of_a_call_that_was_given_up_while_the_report_was_due() -> None:

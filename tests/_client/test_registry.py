@@ -40,6 +40,12 @@ async def test_of_several_one_must_be_named_until_the_others_have_closed(clients
     assert registry.current() is clients[1]
 
 
+async def test_a_client_whose_daemon_died_before_its_activation_is_not_open(clients: list[NodeClient]) -> None:
+    clients[0]._on_closed("killed")
+    registry.activate(clients[0])
+    assert not registry.any_active()
+
+
 async def test_two_seats_of_one_run_are_one_cluster(clients: list[NodeClient]) -> None:
     """A script that enters Cluster() twice under the launcher, or a worker that enters one, is in one run."""
     clients[1].welcome = clients[0].welcome

@@ -27,6 +27,16 @@ def test_an_error_of_several_requests_holds_the_frames_of_none() -> None:
     assert error.__traceback__ is None
 
 
+def test_a_request_that_is_refused_while_all_fail_keeps_none_of_the_others_open() -> None:
+    requests = Requests()
+    first, refused, last = [
+        requests.begin(DaemonRequest(cast(Any, None), number, operations.CollectTrace(), 0)) for number in (1, 2, 3)
+    ]
+    first._follow(lambda: requests.refuse(refused, NodeLost("gone")))
+    requests.fail(NodeLost("gone"))
+    assert last.done()
+
+
 @pytest.mark.parametrize("undo", [operations.CancelFind("group", 1), operations.UnlockDevices(1)], ids=repr)
 def test_a_request_that_was_undone_is_not_kept_for_an_answer_that_never_comes(
     undo: operations.Operation[Any],

@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 
 from rlinf_async._core import frames
 from rlinf_async._core.frames import FrameError, FrameReader, endpoint, node_of, number_of, route_to
+from rlinf_async._wire.socket_writer import MAX_FRAME_BYTES
 
 CALL = (frames.CALL, 0, 1, [[0, [1, 0]]], 7, "step", 0, b"body")
 CANCEL = (frames.CANCEL, 0, 1, [[0, [1, 0]]], 7)
@@ -93,6 +94,11 @@ def test_extension_types_are_refused() -> None:
 def test_a_length_that_promises_memory_is_refused_without_it(bomb: bytes) -> None:
     with pytest.raises(FrameError):
         FrameReader().feed(bomb)
+
+
+def test_a_text_that_may_be_sent_is_read() -> None:
+    frame = (frames.CALL, 0, 1, 0, 7, "x" * (MAX_FRAME_BYTES - 100), 0, b"")
+    assert FrameReader().feed(frames.pack(frame)) == [list(frame)]
 
 
 def test_a_body_that_does_not_end_is_refused_after_a_bounded_wait() -> None:

@@ -165,6 +165,14 @@ def test_what_does_not_fill_its_frame_is_refused() -> None:
         incoming.take(message(0))  # type: ignore[arg-type]
 
 
+def test_a_content_that_no_memory_can_hold_is_lost_alone() -> None:
+    incoming = Incoming()
+    incoming.take([frames.PIECE, 0, bytes(7)])
+    frame, fds = incoming.take([*message(0)[:-1], 1 << 50])  # type: ignore[misc]
+    assert (frame[1], frame[-1], fds) == (0, f"there is no memory for its {1 << 50} bytes", [])
+    assert incoming.received == 1
+
+
 def test_an_acknowledgement_rides_along_and_is_sent_alone_only_when_much_waits_for_it(opened: list[int]) -> None:
     incoming = Incoming()
     incoming.received = resend.ACK_FRAMES - 1

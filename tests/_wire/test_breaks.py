@@ -160,6 +160,8 @@ class Socket:
 
     def hand_over(self, received: int, relay: object) -> None: ...
 
+    def close(self) -> None: ...
+
 
 def test_after_a_socket_that_never_arrived_both_sides_link_the_next_ones_or_neither_does() -> None:
     """A side that takes them for linked says on one what has come on the other; the other side would not hear it."""
@@ -178,3 +180,12 @@ def test_after_a_socket_that_never_arrived_both_sides_link_the_next_ones_or_neit
     made_there.add(1, Socket(), given_there)  # type: ignore[arg-type]
     given_here.add(2, Socket(), made_here)  # type: ignore[arg-type]
     assert (here.sibling is None) == (there.sibling is None)
+
+
+def test_nothing_is_kept_of_a_process_that_has_ended() -> None:
+    sockets = DirectSockets(lambda *resume: None, lambda *frame: None, lambda *end: None)
+    for received in (4, -1):
+        sockets.add(2, Socket(), None)  # type: ignore[arg-type]
+        sockets.broke(2)
+        sockets.resume(2, received)
+    assert not any((sockets.connections, sockets._broken, sockets._replaced, sockets._lost))

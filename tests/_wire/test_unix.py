@@ -132,12 +132,21 @@ async def test_a_connection_whose_number_another_one_has_taken_hears_of_its_end(
     far.close()
 
 
-async def test_garbage_closes_the_connection_with_a_reason() -> None:
+@pytest.mark.parametrize(
+    ("garbage", "reason"),
+    [
+        (b"\xc1garbage", "not a frame"),
+        (frames.pack((frames.ACK, 0, "seven", 0)), "'str'"),
+        (frames.pack((frames.PIECE, 0, b"1")) + frames.pack((frames.DIRECT, 1, 0, "target")), "string argument"),
+    ],
+    ids=["no frame", "no count", "no size"],
+)
+async def test_garbage_closes_the_connection_with_a_reason(garbage: bytes, reason: str) -> None:
     left, right = socket.socketpair()
     b = End(right)
-    left.send(b"\xc1garbage")
+    left.send(garbage)
     await b.until(1)
-    assert "not a frame" in b.closed[0]
+    assert reason in b.closed[0]
     left.close()
 
 

@@ -117,7 +117,6 @@ NEAREST: Final = {
     "launcher/daemon/leftovers.py": "tests/launcher/remote/test_sweep.py tests/launcher/daemon/test_cleanup.py",
     "launcher/daemon/membership.py": "tests/simulation/test_sim_deaths.py",
     "launcher/daemon/metrics_server.py": "tests/launcher/daemon/test_metrics_text.py tests/test_metrics.py",
-    "launcher/daemon/daemon_control.py": "tests/_inspection/test_needs_of_works.py",
     "launcher/daemon/network.py": "tests/test_nodes.py",
     "launcher/daemon/node.py": "tests/launcher/daemon/test_messages.py tests/test_bad_frames.py"
     " tests/launcher/test_port_range.py",

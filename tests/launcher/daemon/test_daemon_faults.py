@@ -101,7 +101,7 @@ def call(source: Endpoint, route: list[Any], size: Any = b"", count: int = 0) ->
 # -- neighbours -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [NodeLost("gone"), OSError("unreadable")])
+@pytest.mark.parametrize("error", [NodeLost("gone"), OSError("unreadable"), MemoryError()])
 async def test_a_node_lost_within_a_body_keeps_neither_side(
     error: Exception,
 ) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -35,6 +38,11 @@ def answering(tmp_path: Path, answer: str) -> Probes:
     stub.write_text(f"#!/bin/sh\ncat > /dev/null\n{answer}\n")
     stub.chmod(0o755)
     return Probes("node0", dict(os.environ))
+
+
+async def reaped() -> None:
+    while psutil.Process().children():
+        await asyncio.sleep(0.001)
 
 
 async def test_a_worker_renders_on_its_own_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +78,21 @@ async def test_a_driver_that_hangs_holds_up_no_operator(tmp_path: Path, monkeypa
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     await asked.find_renderers(GPUS)
     assert await asked.device_use(0.1) == {}
+    await reaped()
+
+
+async def test_a_probe_that_outlives_its_sigkill_holds_up_nothing_and_is_reaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = answering(tmp_path, "exec sleep 1")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: None)
+    asked._gpus, before = ["0"], time.monotonic()
+    descriptors = os.listdir("/proc/self/fd")
+    assert await asked.device_use(0.1) == {}
+    assert time.monotonic() - before < 0.8
+    await reaped()
+    assert os.listdir("/proc/self/fd") == descriptors
 
 
 def inventory(folder: Path, module: str = "", sections: Any = ()) -> operations.FindHardware:
@@ -108,6 +131,7 @@ async def test_a_probe_that_dies_or_hangs_is_an_error(tmp_path: Path, monkeypatc
     monkeypatch.setenv(settings.HARDWARE_PROBE_TIMEOUT_S.variable, "0.5")
     with pytest.raises(LaunchError, match=r"no answer about the hardware of node0 within 0.5 s"):
         await asked.inventory(Requester(0, 0), inventory(tmp_path, "endless"))
+    await reaped()
 
 
 async def test_a_probe_has_its_own_session_without_terminal_signals() -> None:
