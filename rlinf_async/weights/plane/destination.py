@@ -21,6 +21,7 @@ from rlinf_async.weights.model.naming import UNCHANGED, Naming
 from rlinf_async.weights.model.param_tree import Path
 from rlinf_async.weights.model.shards import ShardOption
 from rlinf_async.weights.model.writing import Update, copy_in_turn, stand_in
+from rlinf_async.weights.waiting.execution import call_safely
 
 logger = own_logger(__name__)
 
@@ -91,7 +92,7 @@ class Destination:
         Raises:
             Exception: there is no destination.
         """
-        self._found = self._find()
+        self._found = call_safely(self._find)
         return self._found is not self._holder
 
     def check(self, manifest: Manifest) -> None:

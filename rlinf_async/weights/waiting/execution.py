@@ -10,10 +10,11 @@ import threading
 import weakref
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from rlinf_async._client.tasks import Task, Tasks
+from rlinf_async._core.failures import text_of, type_name_of
 from rlinf_async.errors import ClosedError
 from rlinf_async.weights.waiting.ownership import OwnerProcess, reset_in_children
 from rlinf_async.work import Work
@@ -213,10 +214,10 @@ class WorkerThread:
             ProcessEnds: the interpreter cannot start threads any more.
         """
         if nbytes is not None and nbytes <= _AT_ONCE:
-            return function(*args)
+            return call_safely(function, *args)
         with self._lock:  # a close waits until this is submitted
             try:
-                future = asyncio.get_running_loop().run_in_executor(self._thread(), function, *args)
+                future = asyncio.get_running_loop().run_in_executor(self._thread(), call_safely, function, *args)
             except RuntimeError as error:
                 raise ProcessEnds(f"{self.label}: this process ends") from error
         return await outlast(future)
@@ -264,6 +265,21 @@ class WorkerThread:
 
 def _nothing() -> None:
     pass
+
+
+def call_safely(function: Callable[..., T], *args: Any) -> T:
+    """Call a function that may be a user's; raise an error that only fails the coroutine that awaits it.
+
+    A cancellation would end the coroutine's task, and an exit its loop. asyncio never passes a StopIteration on, and
+    takes an abandoned future in the function for a cancellation of the caller.
+    """
+    try:
+        return function(*args)
+    except BaseException as error:
+        signals = (KeyboardInterrupt, SystemExit) if threading.current_thread() is threading.main_thread() else ()
+        if isinstance(error, (Exception, *signals)) and not isinstance(error, StopIteration | CancelledError):
+            raise
+        raise RuntimeError(f"{type_name_of(type(error))} was raised: {text_of(error)}") from error
 
 
 async def outlast(ending: Awaitable[T]) -> T:

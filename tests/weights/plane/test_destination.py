@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ from rlinf_async.weights import Manifest, ParamTree
 from rlinf_async.weights.plane.destination import Destination
 from tests._support.fake_gpus import FakeGpus
 from tests.weights.ends import Tied, both, shown
+from tests.weights.pairs import pair
 
 every_apply = pytest.mark.parametrize("apply", ["copy", "map"])
 
@@ -175,6 +178,34 @@ async def test_tensors_tied_at_the_receiver_only_take_equal_values_and_no_others
         source.fill(3.0)
         await ends.deliver()
         assert ends.sees == {3.0}
+
+
+@pytest.mark.parametrize("elements", [1, 400_000])
+@pytest.mark.parametrize(
+    "kind", [StopIteration, asyncio.CancelledError, concurrent.futures.CancelledError, GeneratorExit]
+)
+async def test_whatever_a_function_of_weights_raises_fails_one_version_only(
+    kind: type[BaseException], elements: int
+) -> None:
+    loaded: list[float] = []
+
+    def load(weights: Any) -> None:
+        loaded.append(float(weights["w",][0]))
+        if loaded == [1.0]:
+            raise kind("of the user's")
+
+    weights = {"w": torch.zeros(elements)}
+    async with pair(weights, load) as (publisher, (subscriber,)):
+        for version in (1.0, 2.0):
+            weights["w"].fill_(version)
+            handle = await publisher.publish(weights)
+            if version == 1.0:
+                with pytest.raises((RuntimeError, kind), match="StopIteration" if kind is StopIteration else "user's"):
+                    await asyncio.wait_for(handle, 10)
+            else:
+                await asyncio.wait_for(handle, 10)
+        async with subscriber.reading(10) as version:
+            assert (version, loaded) == (2, [1.0, 2.0])
 
 
 class Stateful(Tied):
