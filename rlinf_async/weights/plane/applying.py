@@ -205,6 +205,7 @@ class Applying:
             logger.warning("tensors of '%s' stay in the memory of their sender: %s", self._model_id, error)
         finally:
             self._worker_thread.close()
+            self.leases.close()  # they are open where no thread could start
 
     def _release_slots(self) -> None:
         # Let a write that began before the close complete first.

@@ -219,6 +219,8 @@ class WorkerThread:
             try:
                 future = asyncio.get_running_loop().run_in_executor(self._thread(), call_safely, function, *args)
             except RuntimeError as error:
+                if "shutdown" not in str(error):  # no thread can start for now
+                    raise
                 raise ProcessEnds(f"{self.label}: this process ends") from error
         return await outlast(future)
 
@@ -252,7 +254,11 @@ class WorkerThread:
 
     def _thread(self) -> ThreadPoolExecutor:
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix=self.label)
+            executor = ThreadPoolExecutor(1, thread_name_prefix=self.label)
+            # Start the thread before its first function is submitted: a function whose submission fails for lack of a
+            # thread stays in the queue, and would run before the next one.
+            executor.submit(_nothing)
+            self._executor = executor
         return self._executor
 
     def close(self) -> None:
