@@ -31,7 +31,7 @@ class SyncAdapter:
     """
 
     def __init__(self) -> None:
-        self._tasks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Tasks] = weakref.WeakKeyDictionary()
+        self._tasks: dict[asyncio.AbstractEventLoop, Tasks] = {}
         self._reset()
         reset_in_children(self)
 
@@ -52,6 +52,8 @@ class SyncAdapter:
             return self._block(coroutine)
         tasks = self._tasks.get(loop)
         if tasks is None:
+            for closed in [each for each in self._tasks.copy() if each.is_closed()]:
+                self._tasks.pop(closed, None)
             tasks = self._tasks[loop] = Tasks(loop, _on(loop))
         work = tasks.run(coroutine, what, abandonable=abandonable)
         work._loop = loop
