@@ -156,10 +156,14 @@ class Destination:
         if self._fit.maps and not is_far and not copies:
             if self._mapped is not targets:
                 self._unmap(targets, lambda data: data)
-            if self.device is not None:
-                self._gpus.settle(self.device)  # readers' kernels may still use the previous memory
-            stand_in(targets, sources)
-            self._mapped = targets
+                self._mapped = targets
+            try:
+                if self.device is not None:
+                    self._gpus.settle(self.device)  # readers' kernels may still use the previous memory
+                stand_in(targets, sources)
+            except BaseException:
+                self._unmap()  # some may be mapped to the version that failed, whose memory is not kept
+                raise
         else:
             # Do not report the first version, which the sender packs before it knows where this receiver is.
             if (why := self._fit.why_copied or _ELSEWHERE * is_far) and not (self._is_first and is_far):

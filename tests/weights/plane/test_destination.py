@@ -14,6 +14,8 @@ from torch import nn
 
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights import Manifest, ParamTree
+from rlinf_async.weights.model.writing import stand_in
+from rlinf_async.weights.plane import destination as destination_module
 from rlinf_async.weights.plane.destination import Destination
 from tests._support.fake_gpus import FakeGpus
 from tests.weights.ends import Tied, both, shown
@@ -284,6 +286,29 @@ def test_a_replaced_tensor_leaves_nothing_in_memory_that_the_sender_writes_to_ag
     shown = [member["v"] for member in members] if is_stack else [model["b"]]
     assert {float(value) for tensor in (model["a"], model["c"], *shown) for value in tensor.flatten()} == {2.0}
     assert replaced.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_mapping_that_fails_leaves_no_tensor_in_the_memory_of_its_sender(
+    is_replaced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(targets: Any, sources: Any) -> None:
+        stand_in(targets[:1], sources[:1])
+        raise MemoryError
+
+    model = {"a": torch.zeros(3), "b": torch.zeros(3), "c": torch.zeros(3)}
+    weights = {name: torch.ones(3) for name in model}
+    destination = mapped(model, weights)
+    if is_replaced:
+        model["c"] = torch.zeros(3)
+    monkeypatch.setattr(destination_module, "stand_in", half)
+    views = {(name,): torch.full((3,), 2.0) for name in model}
+    destination.compare(views, {})
+    with pytest.raises(MemoryError):
+        destination.write(views, {})
+    for leaf in (*weights.values(), *views.values()):
+        leaf.fill_(9.0)
+    assert [tensor.tolist()[0] for tensor in model.values()] == [2, 1, 0 if is_replaced else 1]
 
 
 def test_mapped_tensors_of_a_sender_that_ties_them_are_not_tied_for_one_that_does_not() -> None:
