@@ -215,7 +215,7 @@ class Slot:
             os.close(fd)
 
     def _leave(self) -> int:
-        """Unmap the slot; return its descriptor, which the caller then owns."""
+        # The caller then owns the descriptor that this returns.
         fd, self._fd = self._fd, -1
         if fd >= 0:
             if self._unregister is not None:

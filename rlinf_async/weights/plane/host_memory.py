@@ -42,8 +42,8 @@ class HostMemory:
         self._keep: Callable[[], object] = lambda: None
         """Function that cancels the release of the store when this object is dropped."""
         self._thread = LazyThread(f"weights for this machine, {label}")
+        # The function is None once this memory is closed.
         self._make: Callable[[], Store] | None = lambda: Store(Manifest.from_bytes(manifest), slots, extra, label)
-        """Function that makes the store; None once this memory is closed."""
         self._thread.submit(self._prepare)
         self.host = RelayHost(link, line, self._make_room, self._thread.submit)
 

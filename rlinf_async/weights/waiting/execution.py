@@ -276,14 +276,12 @@ def _nothing() -> None:
 
 
 def call_safely(function: Callable[..., T], *args: Any) -> T:
-    """Call a function that may be a user's; raise an error that only fails the coroutine that awaits it.
-
-    A cancellation would end the coroutine's task, and an exit its loop. asyncio never passes a StopIteration on, and
-    takes an abandoned future in the function for a cancellation of the caller.
-    """
+    """Call a function that may be a user's; raise an error that only fails the coroutine that awaits it."""
     try:
         return function(*args)
     except BaseException as error:
+        # A cancellation would end the coroutine's task, and an exit would end its loop. asyncio never passes a
+        # StopIteration on, and takes the error of a cancelled future in the function for a cancellation of the caller.
         signals = (KeyboardInterrupt, SystemExit) if threading.current_thread() is threading.main_thread() else ()
         if isinstance(error, (Exception, *signals)) and not isinstance(error, StopIteration | CancelledError):
             raise
