@@ -199,13 +199,15 @@ class Applying:
             async with self.gate.writing(self._patience) if waits else contextlib.nullcontext():
                 await self._worker_thread.do(self._release_slots, nbytes=0 if self.leases.manifest is None else None)
         except BaseException as error:  # readers have not left
-            await self._worker_thread.do(self.leases.close, nbytes=None)
+            try:
+                await self._worker_thread.do(self.leases.close, nbytes=None)
+            finally:
+                self.leases.close()  # they are open where no thread could start
             if not isinstance(error, DeadlineExceeded):
                 raise
             logger.warning("tensors of '%s' stay in the memory of their sender: %s", self._model_id, error)
         finally:
             self._worker_thread.close()
-            self.leases.close()  # they are open where no thread could start
 
     def _release_slots(self) -> None:
         # Let a write that began before the close complete first.
