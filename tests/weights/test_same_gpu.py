@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -111,6 +112,22 @@ async def test_a_kept_snapshot_on_a_gpu_stays_and_its_memory_is_open_until_it_is
             assert {float(bound) for tensor in kept for bound in torch.aminmax(tensor)} == {1}
     assert free_retired() == 1
     assert {float(bound) for tensor in kept for bound in torch.aminmax(tensor)} == {1}, "its sender has closed"
+    kept.clear()
+    assert (free_retired(), gpus.room, set(gpus.opened.values())) == (0, {}, {0})
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+async def test_memory_on_a_gpu_is_freed_where_no_descriptor_is_left(
+    gpus: FakeGpus, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    source, destination = gpus.put(model(0)), gpus.put(model(0))
+    async with pair(source, destination, gpus=gpus, apply="map") as (publisher, _):
+        await publish(publisher, source, 1)
+        kept = [tensor.detach() for tensor in destination.values()] if is_kept else []
+        monkeypatch.setattr(os, "dup", refuse)
     kept.clear()
     assert (free_retired(), gpus.room, set(gpus.opened.values())) == (0, {}, {0})
 

@@ -211,13 +211,18 @@ class Slot:
 
         Other processes can keep using it. Idempotent.
         """
+        if (fd := self._leave()) >= 0:
+            os.close(fd)
+
+    def _leave(self) -> int:
+        # The caller then owns the descriptor that this returns.
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
             if self._unregister is not None:
                 self._unregister()  # not later, in whatever thread drops the last tensor
             self._head, self._memory, self._views = memoryview(b""), None, None
             self._leaves = torch.empty(0, dtype=torch.uint8)
+        return fd
 
 
 class SlotWriter(Slot):
@@ -340,14 +345,14 @@ class SlotWriter(Slot):
         self._head[: len(packed)] = packed
 
     def leave_gpu(self) -> int:
-        """Keep other processes from opening the leaves on a GPU.
+        """Close the slot, and keep other processes from opening its leaves on a GPU.
 
         Returns:
-            A descriptor that the caller owns; its lock on ``OPENED_BYTE`` is free once all processes have closed the
-            leaves.
+            Its descriptor, which the caller then owns; its lock on ``OPENED_BYTE`` is free once all processes have
+            closed the leaves.
         """
         self._set(places=self._header.places & ~ON_GPU)
-        return os.dup(self._fd)
+        return self._leave()
 
 
 def lock(fd: int, kind: int, byte: int = LEASE_BYTE) -> bool:

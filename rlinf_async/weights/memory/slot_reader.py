@@ -170,8 +170,7 @@ class SlotReader(Slot):
             if self._lease is not None:
                 ends.callback(os.close, self._lease)
             if self._shut is not None:
-                if looked_at:
-                    ends.callback(os.close, os.dup(self._fd))  # keeps OPENED_BYTE locked as long as this file is open
+                ends.callback(os.close, self._leave())  # keeps OPENED_BYTE locked as long as the memory is open
                 ends.callback(_shut, self._shut)
             left = [ends.pop_all()] * len(looked_at) if looked_at else []
             pins = [weakref.finalize(memory.untyped_storage(), _end_one, left) for memory in looked_at]

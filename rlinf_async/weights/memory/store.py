@@ -216,11 +216,10 @@ class Store:
             self._close(slot)
 
     def _close(self, slot: SlotWriter) -> None:
-        try:
-            if (leaves := self._on_gpu.pop(slot, None)) is not None:
-                retire(slot.leave_gpu(), leaves)
-        finally:
+        if (leaves := self._on_gpu.pop(slot, None)) is None:
             slot.close()
+        else:
+            retire(slot.leave_gpu(), leaves)
 
 
 def _age(slot: SlotWriter) -> tuple[bool, int]:

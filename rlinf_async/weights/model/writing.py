@@ -81,7 +81,7 @@ class Update:
                 before.append((value, value.get()))
                 value.put(item)
             place(self.targets, self.sources)
-        except Exception:
+        except BaseException:
             for value, item in reversed(before):
                 with suppress(Exception):  # the value that failed may fail again
                     value.put(item)

@@ -20,7 +20,7 @@ from rlinf_async.weights.model.source import unpack_extra
 from rlinf_async.weights.plane.destination import Destination
 from rlinf_async.weights.state.versions import Judgement, Reception
 from rlinf_async.weights.waiting.conditions import ReadingGate
-from rlinf_async.weights.waiting.execution import WorkerThread
+from rlinf_async.weights.waiting.execution import WorkerThread, call_safely
 
 logger = own_logger(__name__)
 
@@ -112,7 +112,7 @@ class Applying:
         version = leased.header.version
         if self.reception.judge(version) is not Judgement.APPLY:
             return 0.0
-        extra = unpack_extra(leased.reader.extra(leased.header))
+        extra = call_safely(unpack_extra, leased.reader.extra(leased.header))
         assert leased.views is not None
         await self._worker_thread.do(destination.compare, leased.views, extra, nbytes=nbytes)
         if destination.places and not leased.is_on_gpu and not leased.reader.is_registered:
@@ -199,7 +199,10 @@ class Applying:
             async with self.gate.writing(self._patience) if waits else contextlib.nullcontext():
                 await self._worker_thread.do(self._release_slots, nbytes=0 if self.leases.manifest is None else None)
         except BaseException as error:  # readers have not left
-            await self._worker_thread.do(self.leases.close, nbytes=None)
+            try:
+                await self._worker_thread.do(self.leases.close, nbytes=None)
+            finally:
+                self.leases.close()  # they are open where no thread could start
             if not isinstance(error, DeadlineExceeded):
                 raise
             logger.warning("tensors of '%s' stay in the memory of their sender: %s", self._model_id, error)

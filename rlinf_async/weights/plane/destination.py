@@ -21,6 +21,7 @@ from rlinf_async.weights.model.naming import UNCHANGED, Naming
 from rlinf_async.weights.model.param_tree import Path
 from rlinf_async.weights.model.shards import ShardOption
 from rlinf_async.weights.model.writing import Update, copy_in_turn, stand_in
+from rlinf_async.weights.waiting.execution import call_safely
 
 logger = own_logger(__name__)
 
@@ -91,7 +92,7 @@ class Destination:
         Raises:
             Exception: there is no destination.
         """
-        self._found = self._find()
+        self._found = call_safely(self._find)
         return self._found is not self._holder
 
     def check(self, manifest: Manifest) -> None:
@@ -155,10 +156,14 @@ class Destination:
         if self._fit.maps and not is_far and not copies:
             if self._mapped is not targets:
                 self._unmap(targets, lambda data: data)
-            if self.device is not None:
-                self._gpus.settle(self.device)  # readers' kernels may still use the previous memory
-            stand_in(targets, sources)
-            self._mapped = targets
+                self._mapped = targets
+            try:
+                if self.device is not None:
+                    self._gpus.settle(self.device)  # readers' kernels may still use the previous memory
+                stand_in(targets, sources)
+            except BaseException:
+                self._unmap()  # some may be mapped to the version that failed, whose memory is not kept
+                raise
         else:
             # Do not report the first version, which the sender packs before it knows where this receiver is.
             if (why := self._fit.why_copied or _ELSEWHERE * is_far) and not (self._is_first and is_far):

@@ -11,7 +11,7 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async._messaging.landing import RelayHost
 from rlinf_async._messaging.state.relay_plan import RelayJob
 from rlinf_async._transports.lazy_thread import LazyThread
-from rlinf_async.errors import ClosedError, TransferFailed
+from rlinf_async.errors import ClosedError
 from rlinf_async.weights.links.weight_link import WeightLink
 from rlinf_async.weights.memory.slot import SlotWriter
 from rlinf_async.weights.memory.store import Store
@@ -42,21 +42,27 @@ class HostMemory:
         self._keep: Callable[[], object] = lambda: None
         """Function that cancels the release of the store when this object is dropped."""
         self._thread = LazyThread(f"weights for this machine, {label}")
-        self._thread.submit(functools.partial(self._make, manifest, slots, extra, label))
+        # The function is None once this memory is closed.
+        self._make: Callable[[], Store] | None = lambda: Store(Manifest.from_bytes(manifest), slots, extra, label)
+        self._thread.submit(self._prepare)
         self.host = RelayHost(link, line, self._make_room, self._thread.submit)
 
-    def _make(self, manifest: bytes, *facts: Any) -> None:
+    def _prepare(self) -> None:
         try:
-            self._store = Store(Manifest.from_bytes(manifest), *facts)
+            self._made()
         except Exception as error:
-            logger.warning("no memory for the weights of this machine: %s", error)
-        else:
+            logger.warning("no memory yet for the weights of this machine: %s", error)
+
+    def _made(self) -> Store:
+        if self._store is None:
+            if self._make is None:
+                raise ClosedError("the memory for the weights of this machine is closed")
+            self._store = self._make()
             self._keep = on_drop(self, "", self._store.close)
+        return self._store
 
     def _make_room(self, version: int, nbytes: int) -> _SlotRoom:
-        if self._store is None:
-            raise TransferFailed("the receiver has no memory for the weights of its machine")
-        return _SlotRoom(self._store)
+        return _SlotRoom(self._made())  # there may be memory now, even if there was none for an earlier version
 
     def close(self) -> Work[None]:
         """Abandon incoming versions and free the memory; this machine's receivers can still read it."""
@@ -66,7 +72,7 @@ class HostMemory:
         return closed
 
     def _forget(self, closed: Work[None]) -> None:
-        store, self._store = self._store, None
+        store, self._store, self._make = self._store, None, None
         if store is not None:
             store.close()
         self._keep()

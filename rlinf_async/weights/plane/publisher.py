@@ -535,6 +535,8 @@ class Publisher:
                 await self.worker_thread.do(store.close, nbytes=store.layout.size)
         finally:
             self.worker_thread.close()
+            if store is not None:  # it is open after an error, or where no thread could start
+                store.close()
             self._keep()
 
     async def __aenter__(self) -> Publisher:

@@ -10,10 +10,11 @@ import threading
 import weakref
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from rlinf_async._client.tasks import Task, Tasks
+from rlinf_async._core.failures import text_of, type_name_of
 from rlinf_async.errors import ClosedError
 from rlinf_async.weights.waiting.ownership import OwnerProcess, reset_in_children
 from rlinf_async.work import Work
@@ -30,7 +31,7 @@ class SyncAdapter:
     """
 
     def __init__(self) -> None:
-        self._tasks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Tasks] = weakref.WeakKeyDictionary()
+        self._tasks: dict[asyncio.AbstractEventLoop, Tasks] = {}
         self._reset()
         reset_in_children(self)
 
@@ -51,6 +52,8 @@ class SyncAdapter:
             return self._block(coroutine)
         tasks = self._tasks.get(loop)
         if tasks is None:
+            for closed in [each for each in self._tasks.copy() if each.is_closed()]:
+                self._tasks.pop(closed, None)
             tasks = self._tasks[loop] = Tasks(loop, _on(loop))
         work = tasks.run(coroutine, what, abandonable=abandonable)
         work._loop = loop
@@ -213,11 +216,13 @@ class WorkerThread:
             ProcessEnds: the interpreter cannot start threads any more.
         """
         if nbytes is not None and nbytes <= _AT_ONCE:
-            return function(*args)
+            return call_safely(function, *args)
         with self._lock:  # a close waits until this is submitted
             try:
-                future = asyncio.get_running_loop().run_in_executor(self._thread(), function, *args)
+                future = asyncio.get_running_loop().run_in_executor(self._thread(), call_safely, function, *args)
             except RuntimeError as error:
+                if "shutdown" not in str(error):  # no thread can start for now
+                    raise
                 raise ProcessEnds(f"{self.label}: this process ends") from error
         return await outlast(future)
 
@@ -251,7 +256,11 @@ class WorkerThread:
 
     def _thread(self) -> ThreadPoolExecutor:
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix=self.label)
+            executor = ThreadPoolExecutor(1, thread_name_prefix=self.label)
+            # Start the thread before its first function is submitted: a function whose submission fails for lack of a
+            # thread stays in the queue, and would run before the next one.
+            executor.submit(_nothing)
+            self._executor = executor
         return self._executor
 
     def close(self) -> None:
@@ -264,6 +273,19 @@ class WorkerThread:
 
 def _nothing() -> None:
     pass
+
+
+def call_safely(function: Callable[..., T], *args: Any) -> T:
+    """Call a function that may be a user's; raise an error that only fails the coroutine that awaits it."""
+    try:
+        return function(*args)
+    except BaseException as error:
+        # A cancellation would end the coroutine's task, and an exit would end its loop. asyncio never passes a
+        # StopIteration on, and takes the error of a cancelled future in the function for a cancellation of the caller.
+        signals = (KeyboardInterrupt, SystemExit) if threading.current_thread() is threading.main_thread() else ()
+        if isinstance(error, (Exception, *signals)) and not isinstance(error, StopIteration | CancelledError):
+            raise
+        raise RuntimeError(f"{type_name_of(type(error))} was raised: {text_of(error)}") from error
 
 
 async def outlast(ending: Awaitable[T]) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -92,6 +93,16 @@ def test_the_extra_state_is_taken_back_if_the_tensors_cannot_be_written() -> Non
     with pytest.raises(RuntimeError):
         update.write()
     assert (model.note, model.weight.tolist()) == ("old", [0, 0])
+
+
+def test_the_extra_state_is_taken_back_where_a_cancellation_ends_the_write() -> None:
+    def cancelled(*_: object) -> None:
+        raise asyncio.CancelledError
+
+    model = Noted("old")
+    with pytest.raises(asyncio.CancelledError):
+        plan_update(model, {"weight": torch.ones(2), "_extra_state": "new"}).write(cancelled)
+    assert model.note == "old"
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")

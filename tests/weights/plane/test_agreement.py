@@ -95,6 +95,8 @@ class Place:
         self.looks += 1
         if self.model is None:
             raise LookupError("nothing is there")
+        if isinstance(self.model, BaseException):
+            raise self.model
         return self.model
 
 
@@ -199,6 +201,18 @@ async def test_a_late_receiver_on_the_cpu_begins_with_the_version_on_the_gpu() -
             await late_one.connect(5)
             await late_one.wait_version(1, 5)
         assert float(destination["a"].min()) == 1.0
+
+
+async def test_a_search_that_is_cancelled_fails_one_version_only() -> None:
+    place = Place(weights(0))
+    async with found(place) as (publisher, _):
+        await (await publisher.publish(weights(1)))
+        model, place.model = place.model, asyncio.CancelledError("of the user's")
+        with pytest.raises(RuntimeError, match="of the user's"):
+            await asyncio.wait_for(await publisher.publish(weights(2)), 10)
+        place.model = model
+        await asyncio.wait_for(await publisher.publish(weights(3)), 10)
+        assert float(model["a"].max()) == 3.0
 
 
 async def test_a_worker_that_finds_the_same_again_checks_nothing_anew() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +14,12 @@ from torch import nn
 
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights import Manifest, ParamTree
+from rlinf_async.weights.model.writing import stand_in
+from rlinf_async.weights.plane import destination as destination_module
 from rlinf_async.weights.plane.destination import Destination
 from tests._support.fake_gpus import FakeGpus
 from tests.weights.ends import Tied, both, shown
+from tests.weights.pairs import pair
 
 every_apply = pytest.mark.parametrize("apply", ["copy", "map"])
 
@@ -177,6 +182,34 @@ async def test_tensors_tied_at_the_receiver_only_take_equal_values_and_no_others
         assert ends.sees == {3.0}
 
 
+@pytest.mark.parametrize("elements", [1, 400_000])
+@pytest.mark.parametrize(
+    "kind", [StopIteration, asyncio.CancelledError, concurrent.futures.CancelledError, GeneratorExit]
+)
+async def test_whatever_a_function_of_weights_raises_fails_one_version_only(
+    kind: type[BaseException], elements: int
+) -> None:
+    loaded: list[float] = []
+
+    def load(weights: Any) -> None:
+        loaded.append(float(weights["w",][0]))
+        if loaded == [1.0]:
+            raise kind("of the user's")
+
+    weights = {"w": torch.zeros(elements)}
+    async with pair(weights, load) as (publisher, (subscriber,)):
+        for version in (1.0, 2.0):
+            weights["w"].fill_(version)
+            handle = await publisher.publish(weights)
+            if version == 1.0:
+                with pytest.raises((RuntimeError, kind), match="StopIteration" if kind is StopIteration else "user's"):
+                    await asyncio.wait_for(handle, 10)
+            else:
+                await asyncio.wait_for(handle, 10)
+        async with subscriber.reading(10) as version:
+            assert (version, loaded) == (2, [1.0, 2.0])
+
+
 class Stateful(Tied):
     """Refuses ``"bad"`` as its state."""
 
@@ -253,6 +286,29 @@ def test_a_replaced_tensor_leaves_nothing_in_memory_that_the_sender_writes_to_ag
     shown = [member["v"] for member in members] if is_stack else [model["b"]]
     assert {float(value) for tensor in (model["a"], model["c"], *shown) for value in tensor.flatten()} == {2.0}
     assert replaced.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_mapping_that_fails_leaves_no_tensor_in_the_memory_of_its_sender(
+    is_replaced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(targets: Any, sources: Any) -> None:
+        stand_in(targets[:1], sources[:1])
+        raise MemoryError
+
+    model = {"a": torch.zeros(3), "b": torch.zeros(3), "c": torch.zeros(3)}
+    weights = {name: torch.ones(3) for name in model}
+    destination = mapped(model, weights)
+    if is_replaced:
+        model["c"] = torch.zeros(3)
+    monkeypatch.setattr(destination_module, "stand_in", half)
+    views = {(name,): torch.full((3,), 2.0) for name in model}
+    destination.compare(views, {})
+    with pytest.raises(MemoryError):
+        destination.write(views, {})
+    for leaf in (*weights.values(), *views.values()):
+        leaf.fill_(9.0)
+    assert [tensor.tolist()[0] for tensor in model.values()] == [2, 1, 0 if is_replaced else 1]
 
 
 def test_mapped_tensors_of_a_sender_that_ties_them_are_not_tied_for_one_that_does_not() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -9,13 +10,16 @@ from typing import Any
 import pytest
 import torch
 
+from rlinf_async._core.failures import unpack_error
 from rlinf_async._messaging.state.relay_plan import BRING, LANDED, PASS, ROOM, STUCK, WHOLE
 from rlinf_async.errors import ClosedError
 from rlinf_async.weights import Manifest, ParamTree
+from rlinf_async.weights.memory import slot
 from rlinf_async.weights.plane.host_memory import HostMemory
 from rlinf_async.work import Work
 from tests._support.simulated_remote_nodes import Sent
 
+MANIFEST = Manifest.of(ParamTree.of({"a": torch.zeros(10, dtype=torch.uint8)}))
 SIZES = [4, 4, 2]
 SOURCE, NEXT = ["rollout", 0], ["rollout", 2]
 
@@ -57,8 +61,7 @@ def link() -> Any:
 
 @pytest.fixture
 def memory(link: Any) -> Iterator[HostMemory]:
-    manifest = Manifest.of(ParamTree.of({"a": torch.zeros(10, dtype=torch.uint8)}))
-    memory = HostMemory(link, manifest.to_bytes(), 0, 2, 7, "test")
+    memory = HostMemory(link, MANIFEST.to_bytes(), 0, 2, 7, "test")
     yield memory
     memory.close().wait(20)
     link.received.clear()  # which keeps the memory, as do the tracebacks of errors
@@ -76,6 +79,24 @@ def receive(memory: HostMemory, link: Link, version: int) -> Any:
     assert said[1:3] == [version, None]
     assert said[4] == 7
     return said[3]
+
+
+def test_memory_that_was_lacking_for_one_version_is_there_for_the_next(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(slot, "allocate_segment", refuse)
+        refused = HostMemory(link, MANIFEST.to_bytes(), 0, 2, 7, "test")
+        refused.host.on_message(BRING, 1, SIZES, SOURCE, 20.0)
+        said = link.wait_for(LANDED)
+    assert "Too many open files" in str(unpack_error(said[2])), "the trainer hears why"
+    link.said.clear()
+    assert receive(refused, link, 1)
+    refused.close().wait(20)
+    link.received.clear()
 
 
 def test_no_other_version_comes_into_memory_that_is_still_being_passed_on(memory: HostMemory, link: Link) -> None:

@@ -323,3 +323,36 @@ async def test_serving_ends_in_silence_where_the_process_ends(
         with pytest.raises(ClosedError, match="this process ends"):
             await pending
     assert "could not be applied" not in caplog.text
+
+
+async def test_a_version_for_which_no_thread_starts_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, refused = threading.Thread.start, ["weights of policy_0"]
+
+    def starts(thread: threading.Thread) -> None:
+        if thread.name in refused:
+            refused.remove(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    loaded: list[float] = []
+    async with pair(large(0.0), lambda weights: loaded.append(float(weights["w",][0]))) as (publisher, (subscriber,)):
+        monkeypatch.setattr(threading.Thread, "start", starts)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            await (await publisher.publish(large(1.0)))
+        await asyncio.wait_for(await publisher.publish(large(2.0)), 5)
+        assert (refused, loaded, subscriber.version) == ([], [2.0], 2)
+
+
+async def test_both_ends_give_their_memory_back_where_no_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with pair({"w": torch.zeros(1)}, {"w": torch.zeros(1)}) as (publisher, (subscriber,)):
+        await (await publisher.publish({"w": torch.ones(1)}))
+        store = publisher._store
+        monkeypatch.setattr(threading.Thread, "start", never)
+        for end in (subscriber, publisher):
+            with contextlib.suppress(RuntimeError):
+                await end.close()
+        assert has_given_all_back(subscriber)
+        assert repr(store).startswith("<Store of 0 slots")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -73,3 +75,19 @@ def test_a_wait_does_not_block_the_loop_that_its_work_needs(loop: asyncio.Abstra
     packed.set_result(None)
     loop.run_until_complete(work)
     work.wait()
+
+
+def test_loops_that_have_ended_are_forgotten() -> None:
+    bridge, loops = SyncAdapter(), []
+
+    async def send() -> int:
+        return len(loops)
+
+    async def begin() -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        await bridge.run(send(), "a send")
+
+    for _ in range(3):
+        asyncio.run(begin())
+    gc.collect()
+    assert [loop() is None for loop in loops] == [True, True, False]
