@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -40,9 +41,17 @@ def answering(tmp_path: Path, answer: str) -> Probes:
     return Probes("node0", dict(os.environ))
 
 
-async def reaped() -> None:
-    while psutil.Process().children():
-        await asyncio.sleep(0.001)
+@pytest.fixture
+def reaped() -> Callable[[], Awaitable[None]]:
+    """Wait until this process has only the children that it had before the test."""
+    before = psutil.Process().children()
+
+    async def wait() -> None:
+        async with asyncio.timeout(10):
+            while [child for child in psutil.Process().children() if child not in before]:
+                await asyncio.sleep(0.001)
+
+    return wait
 
 
 async def test_a_worker_renders_on_its_own_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +82,9 @@ async def test_gpu_use_is_asked_for_only_with_gpus(tmp_path: Path, monkeypatch: 
     assert await asked.device_use(10) == {"0": {"percent": 7}}
 
 
-async def test_a_driver_that_hangs_holds_up_no_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_driver_that_hangs_holds_up_no_operator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reaped: Callable[[], Awaitable[None]]
+) -> None:
     asked = answering(tmp_path, "case $* in *device_use*) exec sleep 60;; esac; echo '{}'")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     await asked.find_renderers(GPUS)
@@ -82,7 +93,7 @@ async def test_a_driver_that_hangs_holds_up_no_operator(tmp_path: Path, monkeypa
 
 
 async def test_a_probe_that_outlives_its_sigkill_holds_up_nothing_and_is_reaped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reaped: Callable[[], Awaitable[None]]
 ) -> None:
     asked = answering(tmp_path, "exec sleep 1")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
@@ -122,7 +133,9 @@ async def test_a_bad_section_is_an_error_that_names_the_node(tmp_path: Path) -> 
         )
 
 
-async def test_a_probe_that_dies_or_hangs_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_probe_that_dies_or_hangs_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reaped: Callable[[], Awaitable[None]]
+) -> None:
     (tmp_path / "abrupt.py").write_text("import os, sys\nsys.stderr.write('boom\\n')\nsys.stderr.flush()\nos._exit(9)")
     (tmp_path / "endless.py").write_text(dedent("import signal\nsignal.pause()"))
     asked = Probes("node0", dict(os.environ))
