@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Final
 
-from rlinf_async._recorder.state.event_ring import EventKind, EventRing, size_of
-from rlinf_async._recorder.state.ring_admission import RingAdmission
+from rlinf_async._recorder.state.event_ring import EventKind, EventRing, RingAdmission, size_of
 
 from . import bench_call, bench_channel, contestant, session
 from .contestant import ContestantError

@@ -179,8 +179,8 @@ def breakpoint_line(method: str) -> int:
     return int(getattr(Debugged, method).__code__.co_firstlineno) + 2
 
 
-def test_a_rank_at_whose_prompt_megabytes_are_printed_goes_on(shared: Any, run: str) -> None:
-    call = shared.execute_on(0).at_breakpoint(5)
+def test_a_rank_at_whose_prompt_megabytes_are_printed_goes_on(group: Any, run: str) -> None:
+    call = group.execute_on(0).at_breakpoint(5)
     with debugging(run, "rollout:0") as operator:
         operator.until("(rollout:0) ")
         operator.type("p 'x' * 2_000_000")

@@ -35,13 +35,13 @@ from rlinf_async._recorder.state.event_ring import (
     EventKind,
     EventRing,
     MetricKind,
+    RingAdmission,
     identity_of,
     ring_path,
     size_of,
 )
 from rlinf_async._recorder.state.metric_names import cell_name
 from rlinf_async._recorder.state.metric_table import WEIGHTS
-from rlinf_async._recorder.state.ring_admission import RingAdmission
 from rlinf_async._recorder.state.span_log import RECORDS_AT, SpanLog, Writers, log_path
 
 logger = own_logger(__name__)

@@ -19,9 +19,9 @@ from rlinf_async._recorder.state.event_ring import (
     EventRing,
     MetricKind,
     Phase,
+    RingAdmission,
     size_of,
 )
-from rlinf_async._recorder.state.ring_admission import RingAdmission
 from rlinf_async._recorder.state.ring_contents import RingContents
 
 

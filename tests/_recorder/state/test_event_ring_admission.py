@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from rlinf_async._recorder.state.ring_admission import COVERED_S, RingAdmission
+from rlinf_async._recorder.state.event_ring import COVERED_S, RingAdmission
 
 SLOTS = 65536
 RATE = SLOTS // 2 / COVERED_S
