@@ -60,8 +60,10 @@ class Packing:
 
     @property
     def nbytes(self) -> int | None:
-        """Size in bytes of the copy that ``pack`` makes; None if ``pack`` waits for a GPU or for other ranks."""
-        return None if self.taker.is_sharded or self._places else self.taker.manifest.nbytes
+        """Size in bytes of the copy that ``pack`` makes; None if ``pack`` waits for a GPU, other ranks or a comparison."""
+        # A version that is to be verified must be pinned before the next one is packed, and pinning runs in the thread.
+        waits = self.taker.is_sharded or self._places or self.verifying is not None
+        return None if waits else self.taker.manifest.nbytes
 
     def marks(self) -> Marks:
         """Return marks of the calling thread's streams, in which the weights were computed."""

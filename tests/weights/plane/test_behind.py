@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 
 from rlinf_async.errors import DeadlineExceeded, WeightMismatch
 from rlinf_async.weights.plane.publisher import Publisher
+from rlinf_async.weights.plane.verifying import Verifying
 from tests._support.fake_gpus import FakeGpus
 from tests.weights.pairs import pair
 
@@ -73,6 +76,28 @@ async def test_a_version_that_is_not_the_latest_is_verified(apply: str, is_damag
                 await handle
         else:
             assert (await handle).per_worker[0].digest
+
+
+async def test_a_version_is_pinned_for_its_comparison_before_the_next_is_packed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate, pin, pinned = threading.Event(), Verifying.pin, []
+
+    def pin_late(self: Verifying, version: int) -> None:
+        assert gate.wait(5)
+        pin(self, version)
+        pinned.append(sorted(self._held))
+
+    monkeypatch.setattr(Verifying, "pin", pin_late)
+    async with pair(weights(0.0), weights(0.0), verify="sha256", behind=2, serves=False) as (publisher, _):
+        await publish(publisher, 1.0)
+        second = asyncio.ensure_future(publish(publisher, 2.0))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        gate.set()
+        await second
+        await publisher.worker_thread.wait()
+        assert pinned == [[1], [1, 2]]
 
 
 async def test_what_is_packed_and_not_published_is_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
