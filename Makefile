@@ -120,7 +120,7 @@ simulate: $(READY)
 	$(BIN)/python -m tests.simulation.coverage_of_seeds $(COVERED_SEEDS)
 
 # Small defects in the modules of state and protocol, one at a time in a copy of the checkout, and docs/mutants.md: which of
-# them no seed and no test near them sees.  It goes on where it was interrupted.
+# them no seed and no test that runs their line sees.  It goes on where it was interrupted.
 mutate: $(READY)
 	$(BIN)/python -m tests.mutation $(ARGS)
 

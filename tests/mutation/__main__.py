@@ -10,10 +10,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Final
 
 from tests.mutation.journal import Journal
 from tests.mutation.mutants import Mutant, draw
+from tests.mutation.reach import Reach
 from tests.mutation.trials import CHECKOUT, SEEDS, Copy, copied, judge
+
+REACH: Final = "build/reach.pickle"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -21,17 +25,24 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=300, help="mutants to draw over all modules")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="modules whose path contains this")
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds for the nearest tests of a mutant")
+    parser.add_argument(
+        "--limit", type=float, default=300.0, help="seconds for the tests of a mutant; half of it as recorded"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="copies of the checkout that run side by side")
     parser.add_argument("--simulated-seeds", type=int, default=SEEDS, help="seeds of tests.simulation; 0 for none")
     parser.add_argument("--survivors", action="store_true", help="run the open survivors of the draw again")
     parser.add_argument("--equivalent", nargs=2, metavar=("KEY", "REASON"), help="record why a survivor is no hole")
+    parser.add_argument("--record", nargs="*", metavar="TEST", help="record anew which lines the tests run")
     parser.add_argument("--report", action="store_true", help="write the page only")
     parser.add_argument("--journal", type=Path, default=CHECKOUT / "docs/mutants.jsonl")
     return parser.parse_args(arguments)
 
 
 def run(flags: argparse.Namespace, journal: Journal, checkout: Path = CHECKOUT) -> None:
+    if flags.record is not None or not (checkout / REACH).exists():
+        with copied(checkout, 0) as copy:
+            copy.record(flags.jobs, *flags.record or ()).save(checkout / REACH)
+    reach = Reach.load(checkout / REACH)
     drawn, of = draw(checkout, flags.count, flags.seed, flags.only)
     survivors = journal.survivors()
     todo = [each for each in drawn if (each.key in survivors if flags.survivors else not journal.has(each))]
@@ -51,7 +62,7 @@ def run(flags: argparse.Namespace, journal: Journal, checkout: Path = CHECKOUT) 
             copy = copies.get()
             try:
                 source = (copy.folder / mutant.module).read_bytes()
-                outcome = judge(copy, mutant, flags.limit, flags.simulated_seeds)
+                outcome = judge(copy, reach, mutant, flags.limit, flags.simulated_seeds)
                 if stop.is_set():
                     return
                 journal.add_outcome(mutant, source, outcome)

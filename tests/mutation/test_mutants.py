@@ -1,4 +1,4 @@
-"""Mutants: their places, their draw, and the tests that stand nearest."""
+"""Mutants: their places and their draw."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import ast
 
 import pytest
 
-from tests.mutation.mutants import PACKAGES, Mutant, draw, modules, mutants_of
-from tests.mutation.nearest import NEAREST, nearest
+from tests.mutation.mutants import PACKAGES, Mutant, draw, mutants_of
 from tests.mutation.trials import CHECKOUT
 
 
@@ -113,13 +112,3 @@ def test_only_chooses_modules() -> None:
     found, of = draw(CHECKOUT, 10, 0, "_wire")
     assert len(found) == 10 < of
     assert {mutant.module.split("/")[1] for mutant in found} == {"_wire"}
-
-
-def test_every_line_of_the_table_of_nearest_tests_exists() -> None:
-    named = [*NEAREST, *" ".join(NEAREST.values()).split()]
-    assert [name for name in named if not (CHECKOUT / name).exists()] == []
-
-
-def test_every_module_with_mutants_has_tests_near_it() -> None:
-    without = [name for name in modules(CHECKOUT) if not nearest(name, CHECKOUT)]
-    assert [name for name in without if mutants_of(name, (CHECKOUT / name).read_bytes())] == []

@@ -10,9 +10,10 @@ from textwrap import dedent
 import pytest
 
 from tests._support import leaks
-from tests.mutation import __main__ as command, without_shrinking
+from tests.mutation import __main__ as command
 from tests.mutation.journal import Journal
 from tests.mutation.mutants import Mutant, mutants_of
+from tests.mutation.reach import Reach
 from tests.mutation.trials import CHECKOUT, Copy, Outcome, copied, judge
 
 MODULE = "rlinf_async/_core/room.py"
@@ -29,6 +30,9 @@ FILES = {
 
         def first(items):
             return items[0]
+
+        def last(items):
+            return items[-1]
     """,
     "tests/_core/test_room.py": """
         import os, sys
@@ -47,7 +51,23 @@ FILES = {
             fill(items, 3)
             assert items
     """,
-    "tests/mutation/without_shrinking.py": Path(without_shrinking.__file__).read_text(),
+    "tests/test_processes.py": """
+        import os, subprocess, sys
+
+        def test_a_process_that_is_killed():
+            program = "from rlinf_async._core.room import last; last([1]); import os; os.kill(os.getpid(), 9)"
+            assert subprocess.run([sys.executable, "-c", program]).returncode == -9
+    """,
+    **{
+        name: (CHECKOUT / name).read_text()
+        for name in (
+            "tests/_support/leaks.py",
+            "tests/mutation/line_marks.py",
+            "tests/mutation/mutants.py",
+            "tests/mutation/reach_plugin.py",
+            "tests/mutation/without_shrinking.py",
+        )
+    },
     "tests/simulation/__main__.py": """
         from rlinf_async._core.room import first
         print("30 seeds, 0 failed, 1.0 s" if first("ab") == "a" else "seed 7: a program")
@@ -79,6 +99,11 @@ def copy(checkout: Path) -> Iterator[Copy]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def reach(copy: Copy) -> Reach:
+    return copy.record(1)
+
+
 def find(checkout: Path, after: str) -> Mutant:
     source = (checkout / MODULE).read_bytes()
     return next(mutant for mutant in mutants_of(MODULE, source) if mutant.shown(source)[1] == after)
@@ -94,16 +119,38 @@ def find(checkout: Path, after: str) -> Mutant:
     ],
     ids=["killed by seeds", "killed by a test", "hang", "survivor"],
 )
-def test_a_mutant_is_killed_where_something_fails_or_hangs(copy: Copy, checkout: Path, after: str, by: str) -> None:
+def test_a_mutant_is_killed_where_something_fails_or_hangs(
+    copy: Copy, reach: Reach, checkout: Path, after: str, by: str
+) -> None:
     before = (checkout / MODULE).read_bytes()
-    assert judge(copy, find(checkout, after), 10).by == by
+    assert judge(copy, reach, find(checkout, after), 10).by == by
     assert (copy.folder / MODULE).read_bytes() == before == (checkout / MODULE).read_bytes()
 
 
-def test_a_test_that_fails_without_a_mutant_kills_none(checkout: Path) -> None:
+def test_a_line_is_reached_by_the_tests_whose_processes_run_it(reach: Reach, checkout: Path, tmp_path: Path) -> None:
+    source = (checkout / MODULE).read_bytes()
+    reach.save(tmp_path / "reach")
+    loaded = Reach.load(tmp_path / "reach")
+
+    def tests(text: str, source: bytes = source) -> list[str]:
+        line = next(number for number, each in enumerate(source.decode().split("\n"), 1) if text in each)
+        return [name.rpartition("::")[2] for name in loaded.tests(MODULE, line, source, 100)]
+
+    assert tests("return held < limit") == ["test_there_is_room", "test_fill"]
+    assert tests("append(None)") == ["test_fill"]
+    assert tests("items[-1]") == ["test_a_process_that_is_killed"], "its marks remain"
+    all_tests = {"test_there_is_room", "test_fill", "test_a_process_that_is_killed"}
+    assert set(tests("items[-1]", b"import os" + source)) == all_tests, "lines of changed code are not known"
+    assert set(tests("def last")) == {"test_a_process_that_is_killed"}, "which alone imported the module itself"
+
+
+def test_a_test_that_fails_without_a_mutant_kills_none(checkout: Path, reach: Reach) -> None:
     with copied(checkout, 0) as copy:
         (copy.folder / "tests/_core/test_room.py").write_text(BROKEN)
-        outcome = judge(copy, find(checkout, "return held <= limit"), 60, seeds=0)
+        reach = Reach(
+            reach._offsets, reach._digests, [each._replace(test="tests/_core/test_room.py") for each in reach._tests]
+        )
+        outcome = judge(copy, reach, find(checkout, "return held <= limit"), 60, seeds=0)
     assert not outcome.killed
     assert not outcome.is_decided
 
@@ -126,7 +173,7 @@ def test_what_has_run_before_an_interruption_does_not_run_again(
     ran: list[str] = []
     killed_by = ["a test", "", KeyboardInterrupt(), *["a test"] * 20]
 
-    def judge(copy: Copy, mutant: Mutant, limit_s: float, seeds: int) -> Outcome:
+    def judge(copy: Copy, reach: Reach, mutant: Mutant, limit_s: float, seeds: int) -> Outcome:
         by = killed_by[len(ran)]
         ran.append(mutant.key)
         if isinstance(by, BaseException):

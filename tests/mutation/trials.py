@@ -19,18 +19,21 @@ from typing import Final
 
 from tests._support import leaks
 from tests.mutation.mutants import Mutant
-from tests.mutation.nearest import nearest
+from tests.mutation.reach import Reach
 
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 SEEDS: Final = 60
 SEEDS_LIMIT_S: Final = 180.0
 """Sixty seeds take eight seconds on an idle core, and up to a minute where ten processes want two cores."""
-_LEFT_OUT: Final = ("long", "slow", "namespaces", "gpu")
 _PYTEST: Final = (
     *("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=no", "--hypothesis-seed=0"),
     *("-p", "tests.mutation.without_shrinking"),
-    *("-m", " and ".join(f"not {mark}" for mark in _LEFT_OUT)),
 )
+_RECORDED: Final = (
+    *("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", "--hypothesis-seed=0"),
+    *("-p", "tests.mutation.reach_plugin", "-m", "not long and not namespaces and not gpu"),
+)
+RECORD_LIMIT_S: Final = 7200.0
 _NO_TESTS: Final = 5
 """Exit status of pytest where all tests are left out."""
 
@@ -98,6 +101,19 @@ class Copy:
         path.write_bytes(source)
         version = next(self._versions)
         os.utime(path, (version, version))
+
+    def record(self, jobs: int, *tests: str) -> Reach:
+        """Run tests, all by default, and return which lines they run."""
+        (site,) = (self.folder / ".venv").glob("lib/python*/site-packages")
+        shutil.copy(self.folder / "tests/mutation/line_marks.py", site / "rlinf_line_marks.py")
+        (site / "line_marks.pth").write_text("import rlinf_line_marks\n")
+        side_by_side = ["-n", str(jobs), "--dist", "loadfile"] if jobs > 1 else []
+        try:
+            ran = self.run([*_RECORDED, *side_by_side, *tests], RECORD_LIMIT_S)
+        finally:
+            (site / "line_marks.pth").unlink()
+        print(ran.output.rstrip().rpartition("\n")[2], flush=True)
+        return Reach.of(self.folder)
 
     @contextmanager
     def mutated(self, mutant: Mutant) -> Iterator[None]:
@@ -174,12 +190,13 @@ def copied(checkout: Path, seeds: int) -> Iterator[Copy]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def judge(copy: Copy, mutant: Mutant, limit_s: float, seeds: int = SEEDS) -> Outcome:
-    """Run the seeds, then the nearest tests, until one fails; a hang is a kill."""
+def judge(copy: Copy, reach: Reach, mutant: Mutant, limit_s: float, seeds: int = SEEDS) -> Outcome:
+    """Run the seeds, then the tests that run the line, until one fails; a hang is a kill."""
     began = time.monotonic()
+    source = (copy.folder / mutant.module).read_bytes()
     with copy.mutated(mutant):
         by = _killed_by_seeds(copy, seeds) if seeds else ""
-        tests = [] if by else nearest(mutant.module, copy.folder)
+        tests = [] if by else reach.tests(mutant.module, mutant.line, source, limit_s / 2)
         ran = copy.run([*_PYTEST, *tests], limit_s) if tests else _Run(0, "")
     is_decided = True
     if ran.status is None:

@@ -1,0 +1,86 @@
+"""``Reach``: the tests that run a line of the product, recorded once for all mutants."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from tests.mutation.mutants import digest, modules
+
+
+class _Reached(NamedTuple):
+    test: str
+    seconds: float
+    marks: bytes
+    """``LineMarks.read()``, compressed."""
+
+
+class Reach:
+    """What ``reach_plugin`` recorded of a checkout.
+
+    Args:
+        offsets: place in the marks of each module's line 0.
+        digests: the modules' code at that time.
+    """
+
+    def __init__(self, offsets: dict[str, int], digests: dict[str, str], tests: Sequence[_Reached]) -> None:
+        self._offsets = offsets
+        self._digests = digests
+        self._tests = tests
+
+    @classmethod
+    def of(cls, checkout: Path) -> Reach:
+        """Gather the records that the processes of pytest have left in a checkout's build folder."""
+        records = sorted((checkout / "build").glob("reach-*.pickle"))
+        by_path = json.loads(records[0].with_suffix(".json").read_text())
+        offsets = {Path(name).relative_to(checkout).as_posix(): offset for name, offset in by_path.items()}
+        digests = {name: digest((checkout / name).read_bytes()) for name in modules(checkout)}
+        return cls(offsets, digests, [_Reached(*each) for path in records for each in _load(path)])
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(pickle.dumps((self._offsets, self._digests, [tuple(each) for each in self._tests])))
+
+    @classmethod
+    def load(cls, path: Path) -> Reach:
+        offsets, digests, tests = pickle.loads(path.read_bytes())
+        return cls(offsets, digests, [_Reached(*each) for each in tests])
+
+    def tests(self, module: str, line: int, source: bytes, seconds: float) -> list[str]:
+        """Return tests that run a line: first those of the module's own file, then the others, the shortest first.
+
+        A line that runs at import, or in a module whose code has changed since, is reached by all tests that run any
+        line of the module.
+
+        Args:
+            seconds: limit on the sum of their durations.
+        """
+        start = self._offsets[module]
+        end = start + source.count(b"\n") + 2
+        found: list[_Reached] = []
+        if self._digests[module] == digest(source):
+            found = [each for each in self._tests if zlib.decompress(each.marks)[start + line]]
+        if not found:
+            found = [each for each in self._tests if any(zlib.decompress(each.marks)[start:end])]
+        own = f"test_{PurePosixPath(module).stem}"
+        found.sort(key=lambda each: (own not in each.test.partition("::")[0], each.seconds))
+        chosen: list[str] = []
+        for each in found:
+            seconds -= each.seconds
+            if seconds < 0 and chosen:
+                break
+            chosen.append(each.test)
+        return chosen
+
+
+def _load(path: Path) -> Iterator[tuple[Any, ...]]:
+    with open(path, "rb") as file:
+        while True:
+            try:
+                yield pickle.load(file)
+            except EOFError:
+                return
