@@ -82,7 +82,8 @@ class Task(Work[Any]):
         # A worker's ``def`` method runs on the thread of the loop on which an ``async def`` method started this task.
         # The method blocks that loop, so the wait would never end: tests/weights/waiting/test_bridge.py::
         # test_a_wait_does_not_block_the_loop_that_its_work_needs
-        if running_loop() is None and self._thread == threading.get_ident():
+        is_needed = self._task is not None and not self._task.get_loop().is_closed()
+        if is_needed and running_loop() is None and self._thread == threading.get_ident():
             raise RuntimeError(
                 f".wait() would block the event loop of this thread, on which {self._what} goes on: `await` it in an "
                 "`async def` method"
