@@ -182,17 +182,6 @@ def test_a_loop_that_was_closed_is_told_at_once_and_closing_ends_the_processes(o
     assert unobserved_errors.lines() == []  # what fails because of the close is nobody's to await
 
 
-def test_a_close_that_was_interrupted_with_its_loop_can_be_repeated(own: Stopped) -> None:
-    async def begin_to_close() -> None:
-        own.cluster.close()
-        await asyncio.sleep(0)
-
-    own.loop.run_until_complete(begin_to_close())
-    own.loop.close()  # as asyncio.run does after a second Ctrl-C
-    own.cluster.close()
-    assert own.has_ended()
-
-
 PYTEST = """
 import pytest, pytest_asyncio
 from rlinf_async import Cluster, Worker
