@@ -80,3 +80,30 @@ async def test_processes_that_cannot_be_watched_are_killed_later(
         async with asyncio.timeout(5):
             await gone.wait()
         assert not psutil.pid_exists(left)
+
+
+async def test_trackers_that_cannot_all_be_watched_are_killed_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = asyncio.Event()
+    with started({MARKER: "mine"}) as worker:
+        leftovers = Leftovers(asyncio.get_running_loop(), worker, "mine", gone.set)
+    open_pidfd, watched = os.pidfd_open, []
+
+    def pidfd_open(pid: int) -> int:
+        watched.append(pid)
+        if len(watched) == 2:
+            raise OSError(errno.EMFILE, "no descriptor is free")
+        return open_pidfd(pid)
+
+    with started({MARKER: "mine"}) as one, started({MARKER: "mine"}) as other:
+        monkeypatch.setattr(
+            leftovers_module, "children", lambda: [pid for pid in (one, other) if psutil.pid_exists(pid)]
+        )
+        monkeypatch.setattr(leftovers_module, "is_tracker", lambda pid: True)
+        monkeypatch.setattr(leftovers_module, "TRACKERS_S", 0.1)
+        monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+        leftovers.end()
+        async with asyncio.timeout(5):
+            await gone.wait()
+    assert watched == [one, other, other]
