@@ -83,7 +83,7 @@ async def test_a_closed_client_ends_waits_for_its_welcome() -> None:
         await client.ready.async_wait(1)
 
 
-async def test_a_call_or_request_that_could_not_be_sent_is_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_that_could_not_be_sent_is_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
     client = NodeClient(asyncio.get_running_loop())
     handler: Any = SimpleNamespace(_targets=[WORKER], _begin=lambda call: [WORKER])
 
