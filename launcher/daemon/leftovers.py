@@ -103,7 +103,7 @@ class Leftovers:
             return True
         try:
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:
+        except (FileNotFoundError, ProcessLookupError, PermissionError):  # a lack of descriptors says nothing
             return False
         if self._marker in variables:
             return True

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -60,25 +61,30 @@ async def test_a_process_of_the_workers_session_is_a_leftover() -> None:
         leftovers.release()
 
 
+@pytest.mark.parametrize("lacking", ["pidfd_open", "read_bytes"])
 async def test_processes_that_cannot_be_watched_are_killed_later(
+    lacking: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gone = asyncio.Event()
     with started({MARKER: "mine"}) as worker:
         leftovers = Leftovers(asyncio.get_running_loop(), worker, "mine", gone.set)
-    open_pidfd, short = os.pidfd_open, [OSError(errno.EMFILE, "no descriptor is free")]
+    short = [OSError(errno.EMFILE, "no descriptor is free")]
+    where: Any = {"pidfd_open": os, "read_bytes": Path}[lacking]
+    opening = getattr(where, lacking)
 
-    def pidfd_open(pid: int) -> int:
+    def fails_once(of: Any) -> Any:
         if short:
             raise short.pop()
-        return open_pidfd(pid)
+        return opening(of)
 
     with started({MARKER: "mine"}) as left:
         monkeypatch.setattr(leftovers_module, "children", lambda: [left] if psutil.pid_exists(left) else [])
-        monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+        monkeypatch.setattr(where, lacking, fails_once)
         leftovers.end()
         async with asyncio.timeout(5):
             await gone.wait()
+        assert not short
         assert not psutil.pid_exists(left)
 
 
