@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import json
+import math
 
 from rlinf_async._recorder.state.event_ring import Phase
 from rlinf_launcher.control import run_snapshot
