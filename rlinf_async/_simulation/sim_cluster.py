@@ -10,6 +10,7 @@ import inspect
 import io
 import itertools
 import logging
+import operator
 import os
 import random
 import shutil
@@ -63,6 +64,7 @@ class SimCluster:
 
     Raises:
         ConfigError: ``nodes`` is below 1, a setting is unknown, or its value is out of bounds.
+        TypeError: the seed is not an integer.
 
     Example:
         async def main() -> int:
@@ -88,7 +90,7 @@ class SimCluster:
         self._faults = faults
         self._drift = drift
         self._rates: list[float] = []
-        self.seed = seed
+        self.seed = operator.index(seed)
         self.scheduler: Scheduler
         self.nodes: list[SimNode] = []
         self.copies: list[str] = []
@@ -367,7 +369,7 @@ def _seed_generators(seed: int) -> Callable[[], None]:
     numbers, tensors = numpy.random.get_state(), torch.get_rng_state()
     random.seed(seed)
     numpy.random.seed(seed & 0xFFFFFFFF)
-    torch.manual_seed(seed)
+    torch.manual_seed(seed & 0xFFFFFFFFFFFFFFFF)
 
     def restore() -> None:
         random.setstate(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import socket
@@ -10,8 +11,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +31,7 @@ from rlinf_async import (
     concurrent,
 )
 from rlinf_async.testing import Faults, SimCluster, SimulationError, monotonic, sleep
+from rlinf_async.testing.pytest_plugin import simulate  # noqa: F401  # a fixture
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -525,7 +528,22 @@ def test_nothing_is_left_of_a_simulation() -> None:
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
+def test_a_seed_may_be_any_integer() -> None:
+    async def main() -> bool:
+        return gc.isenabled()
+
+    assert [SimCluster(seed=seed).run(main) for seed in (1 << 70, -1 << 70)] == [False, False]
+    assert gc.isenabled()
+
+
+def test_wrong_arguments_of_a_driver_are_told(simulate: Callable[..., Any]) -> None:  # noqa: F811
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        simulate(lambda: None)
+
+
 def test_bad_arguments_say_which() -> None:
+    with pytest.raises(TypeError, match="integer"):
+        SimCluster(seed="7")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="nodes must be at least 1, got 0"):
         SimCluster(nodes=0)
     with pytest.raises(ConfigError, match=r"Faults\(kills=-1\)"):
