@@ -68,6 +68,14 @@ def test_a_truncated_log_is_read_on_from_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_log_that_is_removed_ends_with_what_was_read(tmp_path: Path) -> None:
+    file = log(tmp_path / "log", b"one\ntw")
+    assert read(file, 20) == ["one"]
+    file.path.unlink()
+    assert read(file) == []
+    assert read(file, is_last=True) == ["tw"]
+
+
 def test_a_long_log_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     file = log(tmp_path / "log", b"a line\n" * (1 << 20))
     tracemalloc.start()
