@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 import subprocess
 from collections.abc import Iterator
@@ -60,23 +61,28 @@ async def test_a_process_of_the_workers_session_is_a_leftover() -> None:
         leftovers.release()
 
 
+@pytest.mark.parametrize("are_trackers", [False, True])
+@pytest.mark.parametrize("first_short", [0, 1])
 async def test_processes_that_cannot_be_watched_are_killed_later(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, are_trackers: bool, first_short: int
 ) -> None:
     gone = asyncio.Event()
     with started({MARKER: "mine"}) as worker:
         leftovers = Leftovers(asyncio.get_running_loop(), worker, "mine", gone.set)
-    open_pidfd, short = os.pidfd_open, [OSError(errno.EMFILE, "no descriptor is free")]
+    open_pidfd, opened = os.pidfd_open, itertools.count()
 
     def pidfd_open(pid: int) -> int:
-        if short:
-            raise short.pop()
+        if next(opened) == first_short:
+            raise OSError(errno.EMFILE, "no descriptor is free")
         return open_pidfd(pid)
 
-    with started({MARKER: "mine"}) as left:
-        monkeypatch.setattr(leftovers_module, "children", lambda: [left] if psutil.pid_exists(left) else [])
+    with started({MARKER: "mine"}) as one, started({MARKER: "mine"}) as other:
+        monkeypatch.setattr(leftovers_module, "children", lambda: [*filter(psutil.pid_exists, (one, other))])
+        monkeypatch.setattr(leftovers_module, "is_tracker", lambda pid: are_trackers)
+        monkeypatch.setattr(leftovers_module, "TRACKERS_S", 0.1)
         monkeypatch.setattr(os, "pidfd_open", pidfd_open)
         leftovers.end()
         async with asyncio.timeout(5):
             await gone.wait()
-        assert not psutil.pid_exists(left)
+        assert not psutil.pid_exists(one)
+        assert not psutil.pid_exists(other)
