@@ -75,9 +75,8 @@ async def find_remote_logs(attachment: Attachment, folder: Path) -> tuple[list[R
     found = []
     for node, listing in answers.items():
         for file in (RunFile(*each) for each in listing):
-            if (
-                "/" in file.path and file.is_log and is_of_a_run(file.path)
-            ):  # a node's word is no path outside the folder
+            # ``is_of_a_run`` refuses paths that lead out of the folder.
+            if "/" in file.path and file.is_log and is_of_a_run(file.path):
                 copy = folder / str(node) / file.path
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 found.append(RemoteLog(attachment, node, file, copy))
