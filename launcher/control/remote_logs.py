@@ -44,10 +44,8 @@ class RemoteLog:
             pass
 
     async def follow(self) -> None:
-        """Copy the text written since the last call.
-
-        A piece that is not full ends the copy: a rank that writes without a pause would never be shown.
-        """
+        """Copy the text written since the last call."""
+        # A piece that is not full ends the copy: a rank that writes without a pause would never be shown.
         while len(await self._copy_piece()) == MAX_PIECE_BYTES:
             pass
 

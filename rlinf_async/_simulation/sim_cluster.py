@@ -64,7 +64,6 @@ class SimCluster:
 
     Raises:
         ConfigError: ``nodes`` is below 1, a setting is unknown, or its value is out of bounds.
-        TypeError: the seed is not an integer.
 
     Example:
         async def main() -> int:

@@ -236,10 +236,7 @@ class Debugger:
     def stopped(
         self, frame: FrameType, line: int, why: str, limit: float | None, talk: Callable[[], None], *, waits: bool
     ) -> None:
-        """Run a pdb session; other threads that stop during the session wait for its lock.
-
-        Without an operator, there is no session unless it ``waits`` for one.
-        """
+        """Run a pdb session; other threads that stop during the session wait for its lock."""
         with self._turn:
             if self._is_ending:
                 return
@@ -248,7 +245,9 @@ class Debugger:
                 self._lines.get()
             self._stopped_at = f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}(){why}"
             self._is_wanted = False
-            if not waits and not self.is_attached:  # the operator left before ``_leave`` could see this stop
+            # The operator may have left before ``_leave`` could see this stop. Only ``breakpoint()`` and a post mortem
+            # wait for one to come.
+            if not waits and not self.is_attached:
                 self._stopped_at = ""
                 return
             self._report_stop(self._stopped_at)
@@ -323,7 +322,6 @@ class _Pdb(pdb.Pdb):
         Args:
             innermost: innermost frame of this thread; this frame and its callers will be traced.
             suspended: frames of a suspended coroutine, outermost first, to be shown at the prompt instead.
-            waits: True to wait for an operator if none is attached.
         """
         # Stop tracing first: pdb would open a prompt in its own code.
         sys.settrace(None)
