@@ -143,9 +143,12 @@ class SimCluster:
                     traceback.clear_frames(error.__traceback__)  # frames would keep the whole simulation alive
                     raise
                 finally:
+                    first = sys.exc_info()[1]
                     with _silence(), contextlib.ExitStack() as cleanup:
                         cleanup.callback(home.enter)
                         cleanup.callback(self._discard_remains)
+                        if first is not None:  # a Ctrl-C, for example, in a turn that does not end
+                            cleanup.enter_context(contextlib.suppress(SimulationError))
                         self._end()
         finally:
             clock.monotonic = real_clock
