@@ -446,7 +446,8 @@ SimCluster(seed=1).run(main)
 
 def test_an_interrupt_of_what_is_not_simulated_is_one(tmp_path: Path) -> None:
     interrupt = "import signal, threading\nMAIN = threading.get_ident()\n"
-    program = interrupt + OUTSIDE.replace("        os.read", "        signal.pthread_kill(MAIN, signal.SIGINT)\n        os.read")
+    kill = "        signal.pthread_kill(MAIN, signal.SIGINT)\n"
+    program = interrupt + OUTSIDE.replace("        os.read", kill + "        os.read")
     (tmp_path / "outside.py").write_text(program)
     done = subprocess.run([sys.executable, "outside.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
