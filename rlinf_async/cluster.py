@@ -229,8 +229,12 @@ class Cluster:
     # -- start --------------------------------------------------------------------------------------------------
 
     async def _start_explained(self) -> None:
-        with explained_shortage("this machine", "a cluster", _DRIVER_DESCRIPTORS):
-            await self._start()
+        try:
+            with explained_shortage("this machine", "a cluster", _DRIVER_DESCRIPTORS):
+                await self._start()
+        except BaseException:
+            self._start_closing()  # ``await Cluster(...)`` gives its caller nothing to close
+            raise
 
     async def _start(self) -> None:
         notes: list[str] | None = None
@@ -687,6 +691,8 @@ class Cluster:
             with self._lock:
                 if self._closing is None:
                     self._closing = self._client.run(self._close(), what="the closing of the cluster")
+                    # A closing task that is cancelled, even before its first step, must not leave the nodes running.
+                    self._closing._follow(lambda: [line.seal() for line in self._lifelines])
         return self._closing
 
     def _end_without_loop(self, error: ClosedError) -> None:
