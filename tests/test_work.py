@@ -149,9 +149,25 @@ async def test_then_follows_with_value_and_errors() -> None:
         await broken.then(lambda: 2)
 
 
+def chain_of(work: Work[Any], links: int = 2000) -> Work[Any]:
+    """Works that follow each other, more of them than calls can be nested."""
+    for link in range(links):
+        work = work.then(lambda link=link: link)
+    return work
+
+
+def test_a_chain_of_any_length_has_a_deadline_and_ends() -> None:
+    work: Work[int] = Work()
+    work._limit(60)
+    following = chain_of(work)
+    assert following._remaining() is not None
+    work._settle(1)
+    assert following.wait() == 1999
+
+
 async def test_a_cancelled_wait_for_what_follows_abandons_what_it_follows() -> None:
     work = Watched()
-    following = work.then(lambda: 2).then(lambda: 3)
+    following = chain_of(work)
     task = asyncio.create_task(_wait(following))
     await asyncio.sleep(0)
     task.cancel()
