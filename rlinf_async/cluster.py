@@ -576,7 +576,6 @@ class Cluster:
     ) -> WorkerGroup[W]:
         title, placements = plan.name, plan.placements
         members = Members(self._client, title, len(placements))
-        members.number = reserve_now(self._client, title) if may_wait() else 0
         members.placements = list(placements)
         members.close_grace = plan.close_grace
         everyone = members.callee(range(members.size))
@@ -588,6 +587,7 @@ class Cluster:
                 functools.partial(setting_for, self._config), hook=hook,
             )  # fmt: skip
         try:
+            members.number = reserve_now(self._client, title) if may_wait() else 0
             members.call(everyone, ready, "__init__", [construct], repeats=plan.policy.restarts)
         except BaseException:
             if members.number:  # there is no group yet whose close would release the name
