@@ -51,6 +51,17 @@ class Debugged(Worker):
         time.sleep(seconds)
         return "slept"
 
+    def sleep_at_breakpoint(self, seconds: float) -> str:
+        breakpoint()
+        return self.tell_and_sleep(seconds)
+
+    def tell_and_sleep(self, seconds: float) -> str:
+        self.send("a step has begun", "rollout", 1)
+        return self.sleep(seconds)
+
+    def told(self) -> Any:
+        return self.recv("rollout", 0)
+
     def compute(self, seconds: float) -> str:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
@@ -325,6 +336,18 @@ def test_ranks_go_on_when_their_operator_is_killed(shared: Any, run: str) -> Non
         operator.until("(rollout:0-1) ")
         operator.process.kill()
         assert call.wait(20) == [3, 4]
+
+
+def test_a_rank_in_the_midst_of_a_step_goes_on_when_its_operator_leaves(shared: Any, run: str) -> None:
+    call = shared.execute_on(0).sleep_at_breakpoint(2.0)
+    with debugging(run, "rollout:0") as operator:
+        operator.until("(rollout:0) ")
+        operator.type("next")  # to the line that sleeps
+        operator.until("(rollout:0) ")
+        operator.type("next")
+        shared.execute_on(1).told().wait()
+        operator.process.kill()
+        assert call.wait(20) == ["slept"]
 
 
 @pytest.mark.parametrize(

@@ -345,9 +345,9 @@ class _Pdb(pdb.Pdb):
         self.botframe = frames_from(innermost)[0]
 
     def trace_dispatch(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if self.is_armed and not self._debugger.is_attached:  # the operator has left
+        if not self._debugger.is_attached:  # the operator has left, perhaps in the midst of a step
             self.is_armed = False
-            self.set_continue()
+            self._go_on()
             return None
         return super().trace_dispatch(frame, event, arg)
 
