@@ -352,7 +352,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                 left = None  # no limit, because _expire will settle the work
                 continue
             left = self._time_to(began, timeout)
-            if left is not None and left <= _DUE_S:
+            if timeout is not None and began + timeout - clock.monotonic() <= _DUE_S:
                 raise self._late(timeout)
 
     def _wait_unless_others_fail(self, gate: Gate) -> None:

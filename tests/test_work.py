@@ -165,6 +165,19 @@ def test_a_chain_of_any_length_has_a_deadline_and_ends() -> None:
     assert following.wait() == 1999
 
 
+def test_a_deadline_that_comes_between_two_looks_at_the_clock_is_met() -> None:
+    left = [0.3, 0.0, 0.0011, 0.0009]  # at the start, in the table, and at two looks after that
+
+    class Late(Work[Any]):
+        def _remaining(self) -> float:
+            return left.pop(0) if left else 0.0
+
+    work = Late()
+    work._limit(0.3)
+    with pytest.raises(DeadlineExceeded, match="was not done"):
+        work.wait()
+
+
 async def test_a_cancelled_wait_for_what_follows_abandons_what_it_follows() -> None:
     work = Watched()
     following = chain_of(work)
