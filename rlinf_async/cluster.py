@@ -691,9 +691,13 @@ class Cluster:
             with self._lock:
                 if self._closing is None:
                     self._closing = self._client.run(self._close(), what="the closing of the cluster")
-                    # A closing task that is cancelled, even before its first step, must not leave the nodes running.
-                    self._closing._follow(lambda: [line.seal() for line in self._lifelines])
+                    self._closing._follow(self._seal)
         return self._closing
+
+    def _seal(self) -> None:
+        # A closing task that is cancelled, even before its first step, must not leave the nodes running.
+        for line in self._lifelines:
+            line.seal()
 
     def _end_without_loop(self, error: ClosedError) -> None:
         """End the nodes by cutting their lifelines, as closing in order needs the loop; block until they have ended."""
@@ -703,8 +707,7 @@ class Cluster:
         logger.warning("the cluster's nodes are cut off, not closed in order: %s", str(error).partition(":")[0])
         # Cut all lifelines before waiting for the first node, so that the nodes end in parallel, within one deadline.
         # tests/test_stopped_loops.py::test_closing_from_elsewhere_ends_the_processes_although_the_loop_stands_still
-        for line in self._lifelines:
-            line.seal()
+        self._seal()
         self._client.end_without_loop(error)
         until = clock.monotonic() + settings.CLOSE_TIMEOUT_S()
         for line in self._lifelines:

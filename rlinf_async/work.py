@@ -532,7 +532,7 @@ _per_thread = _ThreadState()
 
 
 def _in_turn(step: Callable[[], None]) -> None:
-    """Call ``step`` now or, within another step of this thread, after that one, because chains of works may be long."""
+    # Within a step of this thread, wait until that one has ended, because a chain of works may be long.
     if _per_thread.steps is not None:
         _per_thread.steps.append(step)
         return

@@ -70,7 +70,7 @@ class LoopThread:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """Return a new uvloop. Raise OSError if too few descriptors are free, where libuv would abort the process."""
+    # If too few descriptors are free, raise OSError here, because libuv would abort the process.
     free: list[int] = []
     try:
         while len(free) < _LOOP_DESCRIPTORS:
