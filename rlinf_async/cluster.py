@@ -229,8 +229,12 @@ class Cluster:
     # -- start --------------------------------------------------------------------------------------------------
 
     async def _start_explained(self) -> None:
-        with explained_shortage("this machine", "a cluster", _DRIVER_DESCRIPTORS):
-            await self._start()
+        try:
+            with explained_shortage("this machine", "a cluster", _DRIVER_DESCRIPTORS):
+                await self._start()
+        except BaseException:
+            self._start_closing()  # ``await Cluster(...)`` gives its caller nothing to close
+            raise
 
     async def _start(self) -> None:
         notes: list[str] | None = None
@@ -314,7 +318,7 @@ class Cluster:
     def __await__(self) -> Generator[Any, Any, Cluster]:
         try:
             yield from self._started.async_wait().__await__()
-        except Exception:  # the start has failed, and the caller of ``await Cluster()`` has no cluster to close
+        except Exception:  # wait for the end of its nodes: the caller of ``await Cluster()`` has no cluster to close
             yield from self.aclose().__await__()
             raise
         return self
@@ -576,7 +580,6 @@ class Cluster:
     ) -> WorkerGroup[W]:
         title, placements = plan.name, plan.placements
         members = Members(self._client, title, len(placements))
-        members.number = reserve_now(self._client, title) if may_wait() else 0
         members.placements = list(placements)
         members.close_grace = plan.close_grace
         everyone = members.callee(range(members.size))
@@ -588,6 +591,7 @@ class Cluster:
                 functools.partial(setting_for, self._config), hook=hook,
             )  # fmt: skip
         try:
+            members.number = reserve_now(self._client, title) if may_wait() else 0
             members.call(everyone, ready, "__init__", [construct], repeats=plan.policy.restarts)
         except BaseException:
             if members.number:  # there is no group yet whose close would release the name
@@ -691,7 +695,13 @@ class Cluster:
             with self._lock:
                 if self._closing is None:
                     self._closing = self._client.run(self._close(), what="the closing of the cluster")
+                    self._closing._follow(self._seal)
         return self._closing
+
+    def _seal(self) -> None:
+        # A closing task that is cancelled, even before its first step, must not leave the nodes running.
+        for line in self._lifelines:
+            line.seal()
 
     def _end_without_loop(self, error: ClosedError) -> None:
         """End the nodes by cutting their lifelines, as closing in order needs the loop; block until they have ended."""
@@ -701,8 +711,7 @@ class Cluster:
         logger.warning("the cluster's nodes are cut off, not closed in order: %s", str(error).partition(":")[0])
         # Cut all lifelines before waiting for the first node, so that the nodes end in parallel, within one deadline.
         # tests/test_stopped_loops.py::test_closing_from_elsewhere_ends_the_processes_although_the_loop_stands_still
-        for line in self._lifelines:
-            line.seal()
+        self._seal()
         self._client.end_without_loop(error)
         until = clock.monotonic() + settings.CLOSE_TIMEOUT_S()
         for line in self._lifelines:
