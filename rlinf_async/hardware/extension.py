@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
+from rlinf_async._core.failures import text_of
 from rlinf_async._core.own_logger import own_logger
 
 EXTENSION: Final = "RLINF_EXT_MODULE"
@@ -27,16 +28,19 @@ def load_extension(environ: Mapping[str, str]) -> str:
     name = environ.get(EXTENSION, "").strip()
     if not name or name in _loaded:
         return ""
+    _loaded.add(name)  # before its functions run, which may come back here
     try:
         register = getattr(importlib.import_module(name), "register", None)
         if register is None:
             raise AttributeError("it has no function register()")
         register()
-    except (Exception, SystemExit) as error:
-        problem = f"the extension module {name!r} ({EXTENSION}) is not loaded: {type(error).__name__}: {error}"
+    except BaseException as error:
+        _loaded.discard(name)
+        if not isinstance(error, Exception | SystemExit):
+            raise
+        problem = f"the extension module {name!r} ({EXTENSION}) is not loaded: {type(error).__name__}: {text_of(error)}"
         own_logger("RLinf").warning(problem)
         return problem
-    _loaded.add(name)
     return ""
 
 

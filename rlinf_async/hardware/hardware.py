@@ -8,6 +8,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
+from rlinf_async._core.failures import text_of
 from rlinf_async.errors import ConfigError
 
 ConfigClass = TypeVar("ConfigClass", bound="type[HardwareConfig]")
@@ -80,6 +81,7 @@ class NodeHardwareConfig:
         """Class decorator that registers a kind's configuration class."""
 
         def register(config_class: ConfigClass) -> ConfigClass:
+            _check_registered(type, config_class, HardwareConfig)
             cls.config_registry[type] = config_class
             return config_class
 
@@ -104,11 +106,21 @@ class NodeHardwareConfig:
         own = {each.name: each for each in fields(config_class)}
         needed = [name for name, each in own.items() if each.default is MISSING and each.default_factory is MISSING]
         configs = []
-        for entry in section["configs"] or ():
+        entries = section["configs"] or ()
+        if isinstance(entries, str) or not isinstance(entries, Sequence):
+            raise ConfigError(f"configs of {hw_type} must be a list with a mapping for each piece, got {entries!r}")
+        for entry in entries:
             if not isinstance(entry, Mapping):
                 raise ConfigError(f"Each hardware config must be a dictionary, got {entry!r} for {hw_type}")
             _check_fields(f"hardware config of {hw_type}", entry, own, needed)
-            config = config_class(**{str(name): value for name, value in entry.items()})
+            try:
+                config = config_class(**{str(name): value for name, value in entry.items()})
+            except ConfigError:
+                raise
+            except Exception as error:  # of a user's own class
+                raise ConfigError(
+                    f"hardware config {dict(entry)} of {hw_type}: {type(error).__name__}: {text_of(error)}"
+                ) from error
             object.__setattr__(config, "given", frozenset(name for name in entry if entry[name] is not None))
             configs.append(config)
         for number, config in enumerate(configs):
@@ -149,6 +161,7 @@ class Hardware(ABC):
         """Class decorator that registers a kind, so that every node tries to detect it."""
 
         def decorate(hardware: HardwareClass) -> HardwareClass:
+            _check_registered(getattr(hardware, "HW_TYPE", None), hardware, Hardware)
             Hardware.policy_registry[hardware.HW_TYPE] = hardware
             if is_default_hw:
                 Hardware.DEFAULT_HW_TYPE = hardware.HW_TYPE
@@ -165,6 +178,13 @@ class Hardware(ABC):
             node_rank: rank of this node.
             configs: all pieces of this kind in the cluster's configuration, including those on other nodes.
         """
+
+
+def _check_registered(kind: Any, given: Any, base: type) -> None:
+    if not isinstance(kind, str) or not kind:
+        raise TypeError(f"a kind of hardware is named by a text, such as HW_TYPE = 'Arm', got {kind!r} for {given!r}")
+    if not isinstance(given, type) or not issubclass(given, base):
+        raise TypeError(f"hardware {kind!r}: derive the class from {base.__name__}, got {given!r}")
 
 
 def _check_fields(kind: str, given: Mapping[str, Any], known: Any, needed: Sequence[str]) -> None:
