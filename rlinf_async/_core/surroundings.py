@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import signal
@@ -25,6 +26,13 @@ def open_standard_descriptors() -> None:
         if getattr(sys, name) is None:  # Python sets it to None if the descriptor was closed
             stream = open(number, mode, errors="backslashreplace", closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
+
+
+def prepare_command() -> None:
+    """Open closed standard descriptors, and let stdout escape characters that its encoding does not have."""
+    open_standard_descriptors()
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def check() -> None:

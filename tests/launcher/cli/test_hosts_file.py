@@ -229,6 +229,10 @@ def test_an_error_shows_place_text_mark_and_fix() -> None:
         ("node env.X=1 env.X=2", 14, "env.X is given twice", "keep one"),
         ("node env.X='a b", 12, "quote is never closed", "end it with '"),
         ("node python=-c", 13, "'-c' is not an interpreter", "python=/opt"),
+        ("node env.RLINF_RUN_ID=1", 6, "RLINF_RUN_ID is set by the launcher", "leave it out"),
+        ("node env.A=x\0", 13, "a zero byte stands here", "delete it"),
+        ("node labels=a,node", 15, "every run has a group 'node', of all its nodes", "choose another label"),
+        ("node gpus=0,00", 13, "GPU 0 is named twice", "once"),
         ("node labels=a,,b", 15, "'' is not a label", "labels="),
     ],
 )
