@@ -46,8 +46,8 @@ class HardwareConfig:
 
     node_rank: int
 
-    given: ClassVar[frozenset[str]] = frozenset()
-    """Names of the fields that the configuration sets explicitly."""
+    given: ClassVar[Mapping[str, Any]] = {}
+    """The fields that the configuration sets, as written there."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -57,10 +57,9 @@ class HardwareConfig:
             raise ConfigError(f"hardware: node_rank must be the rank of a node, got {self.node_rank!r}")
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the fields that were set explicitly or differ from their defaults."""
-        values = asdict(self)
+        """Return the fields as written in the configuration; without one, those that differ from their defaults."""
         own = {each.name: each for each in fields(self)}
-        return {name: value for name, value in values.items() if name in self.given or value != own[name].default}
+        return dict(self.given) or {name: each for name, each in asdict(self).items() if each != own[name].default}
 
 
 ConfigRegistry = dict[str, type[HardwareConfig]]
@@ -121,7 +120,7 @@ class NodeHardwareConfig:
                 raise ConfigError(
                     f"hardware config {dict(entry)} of {hw_type}: {type(error).__name__}: {text_of(error)}"
                 ) from error
-            object.__setattr__(config, "given", frozenset(name for name in entry if entry[name] is not None))
+            object.__setattr__(config, "given", dict(entry))
             configs.append(config)
         for number, config in enumerate(configs):
             if config in configs[:number]:

@@ -132,6 +132,20 @@ def test_an_error_of_the_users_configuration_class_names_the_entry() -> None:
         NodeHardwareConfig.from_mapping({"type": "Arm", "configs": [{"node_rank": 0}]})
 
 
+def test_a_configuration_travels_as_written_whatever_its_class_makes_of_it() -> None:
+    @NodeHardwareConfig.register_hardware_config("Arm")
+    @dataclass(frozen=True)
+    class ArmConfig(HardwareConfig):
+        port: Any = "usb0"
+
+        def __post_init__(self) -> None:
+            object.__setattr__(self, "port", Path(self.port or "/"))
+
+    for entry in ({"node_rank": 0}, {"node_rank": 0, "port": "usb1"}, {"node_rank": 0, "port": None}):
+        (config,) = NodeHardwareConfig.from_mapping({"type": "Arm", "configs": [entry]}).configs
+        assert config.to_mapping() == entry
+
+
 def test_only_a_named_class_of_hardware_is_registered() -> None:
     with pytest.raises(TypeError, match="a kind of hardware is named by a text, such as HW_TYPE = 'Arm', got None"):
         Hardware.register()(type("Nameless", (Hardware,), {}))
