@@ -21,6 +21,7 @@ _RANKS: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)
 _RUN: Final = re.compile(r"[0-9a-f]{8}")
 _USER: Final = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.\-]*", re.ASCII)
 _MAX_SECONDS: Final = 1e9  # select() takes no more than about ten times as much
+_MAX_LOCAL_NODES: Final = 1024
 _YES: Final = ("1", "true", "yes", "on")
 _NO: Final = ("0", "false", "no", "off")
 
@@ -55,6 +56,10 @@ def _number(value: FlagValue, low: int, high: int) -> int:
 
 def positive(value: FlagValue) -> int:
     return _number(value, 1, 10**6)
+
+
+def local_nodes(value: FlagValue) -> int:
+    return _number(value, 1, _MAX_LOCAL_NODES)
 
 
 def gpus(value: FlagValue) -> int:

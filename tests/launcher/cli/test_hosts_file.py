@@ -333,6 +333,12 @@ def test_a_bare_word_is_a_missing_file() -> None:
     assert "--hosts node01," in str(caught.value)
 
 
+def test_a_path_is_missing_for_the_reason_that_the_system_gives(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file/nodes:1:1: cannot read the hosts: Not a directory\n  fix: check"):
+        read_hosts(str(tmp_path / "file/nodes"), io.StringIO())
+
+
 @pytest.mark.parametrize(("argument", "column"), [("a,,b", 3), (",", 1), (",a", 1)])
 def test_a_hole_in_a_list_is_named_with_its_place(argument: str, column: int) -> None:
     with pytest.raises(ConfigError, match=rf"^--hosts:1:{column}: no host stands here"):

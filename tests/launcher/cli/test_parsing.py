@@ -262,6 +262,7 @@ def test_what_the_launcher_sets_in_its_processes_is_no_flag() -> None:
         ("--hosts= x", "--hosts: the value is empty"),
         ("-n 1:4 x", "-n: '1:4' is not a number from 1"),
         ("-n 0 x", "-n: '0' is not a number from 1"),
+        ("--local-nodes 1025 x", "--local-nodes: '1025' is not a number from 1 to 1024"),
         ("--local-nodes=² x", "'²' is not a number"),
         ("--ssh-port 65536 x", "--ssh-port: '65536' is not a number from 1 to 65535"),
         ("--start-timeout=-1 x", "--start-timeout: '-1' is not a number of seconds"),

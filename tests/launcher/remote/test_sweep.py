@@ -91,6 +91,15 @@ def test_a_process_whose_name_is_no_text_is_found() -> None:
     assert set(found) == {process.pid}
 
 
+def test_a_base_that_is_too_long_for_a_path_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [tmp_path / f"rlinf-{os.getuid()}-0123abcd", tmp_path / "rlinf-0123abcd-2"]
+    for place in places:
+        place.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/" + "x" * 5000)
+    monkeypatch.setattr(sweeper.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert sweeper.run_dirs("0123abcd") == sorted(places)
+
+
 def test_a_killed_process_has_time_to_give_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     killed: list[float] = []
