@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async import settings
 from rlinf_async._core import import_hook, surroundings
+from rlinf_async._core.descriptors import limit_met
 from rlinf_async._core.own_start import interpreter_flags
 from rlinf_async._recorder.run_files import bundle_name, temporary_folder, usual_log_parent
 from rlinf_async._wire.lifeline import Lifeline
@@ -135,7 +136,10 @@ class Job:
             return INTERRUPTED
         self._phase = "running"
         self._orphans = Orphans(self.run_id)
-        self._driver = Driver(script_command(self._options), environ)
+        try:
+            self._driver = Driver(script_command(self._options), environ)
+        except OSError as error:
+            raise LaunchError(f"the script cannot be started: {error}{limit_met(error)}") from error
         try:
             async with asyncio.TaskGroup() as tasks:
                 ending = tasks.create_task(self._end_once_expired())
