@@ -68,7 +68,7 @@ class SourceSpan:
 
 
 def lines(text: str, source: str) -> Iterator[SourceSpan]:
-    """Yield the lines as an editor counts them.  Raises ConfigError for a zero byte, which no variable can hold."""
+    # Not by splitlines(), which knows more line ends than an editor, such as the form feed.
     for number, line in enumerate(text.split("\n"), start=1):
         span = SourceSpan(line, source, number, 0, line)
         if "\0" in line:

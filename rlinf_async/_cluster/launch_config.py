@@ -70,7 +70,6 @@ MAX_LOCAL_NODES: Final = 1024
 
 
 def check_local_nodes(count: Any) -> None:
-    """Raise ConfigError if ``count`` is neither None nor a number of nodes that one machine may have."""
     if count is not None and (type(count) is not int or not 1 <= count <= MAX_LOCAL_NODES):
         raise ConfigError(f"local_nodes must be a number of nodes from 1 to {MAX_LOCAL_NODES}, got {count!r}")
 

@@ -29,8 +29,8 @@ def open_standard_descriptors() -> None:
 
 
 def prepare_command() -> None:
-    """Open closed standard descriptors, and let stdout escape characters that its encoding does not have."""
     open_standard_descriptors()
+    # Names of hosts, files and variables may have characters that stdout's encoding does not have.
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
 

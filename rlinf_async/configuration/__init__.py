@@ -34,7 +34,6 @@ from rlinf_async.configuration.node_group import (
 )
 from rlinf_async.configuration.node_group_config import NodeGroupConfig as NodeGroupConfig
 from rlinf_async.configuration.ranks import (
-    MAX_RANKS as MAX_RANKS,
     format_ranks as format_ranks,
     parse_range as parse_range,
     parse_rank_config as parse_rank_config,

@@ -51,7 +51,6 @@ def take_inventory(node_rank: int, sections: Sequence[Mapping[str, Any]]) -> tup
 
 
 def _check_resource(name: str, resource: Any) -> None:
-    """Raise TypeError for a result that the driver, far from the user's code, would stumble over."""
     is_of_kind = isinstance(resource, HardwareResource) and resource.type == name
     infos = resource.infos if is_of_kind and isinstance(resource.infos, list | tuple) else [None]
     if resource is not None and not all(isinstance(info, HardwareInfo) for info in infos):

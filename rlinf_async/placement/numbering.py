@@ -8,7 +8,8 @@ from itertools import accumulate, islice
 from typing import Any, Protocol
 
 from rlinf_async.address import NodeInfo
-from rlinf_async.configuration import MAX_RANKS, format_ranks
+from rlinf_async.configuration import format_ranks
+from rlinf_async.configuration.ranks import MAX_RANKS
 from rlinf_async.errors import ConfigError
 
 # An error message names each node of a small cluster, but only counts the nodes of a large one.
