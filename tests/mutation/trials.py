@@ -191,27 +191,33 @@ def copied(checkout: Path, seeds: int) -> Iterator[Copy]:
 
 
 def judge(copy: Copy, reach: Reach, mutant: Mutant, limit_s: float, seeds: int = SEEDS) -> Outcome:
-    """Run the seeds, then the tests that run the line, until one fails; a hang is a kill."""
+    """Run the tests that run the line, then the seeds, until one fails; a hang is a kill."""
     began = time.monotonic()
     source = (copy.folder / mutant.module).read_bytes()
+    tests = reach.tests(mutant.module, mutant.line, source, limit_s / 2)
     with copy.mutated(mutant):
-        by = _killed_by_seeds(copy, seeds) if seeds else ""
-        tests = [] if by else reach.tests(mutant.module, mutant.line, source, limit_s / 2)
         ran = copy.run([*_PYTEST, *tests], limit_s) if tests else _Run(0, "")
-    is_decided = True
+    by, is_decided = _killed_by_tests(copy, ran, tests, limit_s)
+    if not by and seeds:
+        with copy.mutated(mutant):
+            by = _killed_by_seeds(copy, seeds)
+    return Outcome(by, round(time.monotonic() - began, 1), is_decided or bool(by))
+
+
+def _killed_by_tests(copy: Copy, ran: _Run, tests: Sequence[str], limit_s: float) -> tuple[str, bool]:
     if ran.status is None:
         is_decided = copy.is_sound(limit_s / 2, *tests)
-        by = f"limit of {limit_s:g} s" if is_decided else ""
-    elif ran.status not in (0, _NO_TESTS):
-        failed = [
-            line.partition(" ")[2].partition(" - ")[0]  # a test's parameters may have spaces
-            for line in ran.output.splitlines()
-            if line.startswith(("FAILED ", "ERROR "))
-        ]
-        by = failed[0] if failed else "a crash of pytest"
-        if failed and not copy.is_sound(limit_s, failed[0]):
-            by, is_decided = "", False
-    return Outcome(by, round(time.monotonic() - began, 1), is_decided)
+        return f"limit of {limit_s:g} s" if is_decided else "", is_decided
+    if ran.status in (0, _NO_TESTS):
+        return "", True
+    failed = [
+        line.partition(" ")[2].partition(" - ")[0]  # a test's parameters may have spaces
+        for line in ran.output.splitlines()
+        if line.startswith(("FAILED ", "ERROR "))
+    ]
+    if failed and not copy.is_sound(limit_s, failed[0]):
+        return "", False
+    return failed[0] if failed else "a crash of pytest", True
 
 
 def _killed_by_seeds(copy: Copy, seeds: int) -> str:
