@@ -185,6 +185,13 @@ def test_its_text_is_yaml_that_reads_back() -> None:
         ({"num_nodes": -1}, "'num_nodes' must be a positive integer"),
         ({"num_nodes": "2"}, "'num_nodes' must be a positive integer, got '2'"),
         ({"num_nodes": True}, "'num_nodes' must be a positive integer"),
+        *(
+            (
+                group_of(hardware={"type": "Franka", "configs": [{"node_rank": 0, "controller_node_rank": rank}]}),
+                rf"hardware.configs\[0\].controller_node_rank: controller_node_rank {rank} of a Franka is not there",
+            )
+            for rank in (-1, 99)
+        ),
         ({"num_nodes": 10**12, "node_groups": [{"label": "g", "node_ranks": "all"}]}, "the largest is 65536"),
         ({"component_placement": "0-7"}, "component_placement must map components to ranges"),
         ({"node_groups": [{"label": "g", "node_ranks": 0}]}, "'num_nodes' must be given where there are node_groups"),
