@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ from rlinf_async.hardware import (
     NodeHardwareConfig,
     RobotInfo,
 )
+from rlinf_async.hardware.extension import load_extension
 from rlinf_async.hardware.node_inventory import take_inventory
 from rlinf_async.hardware.robots import FrankaConfig, FrankaHWInfo, GimArmConfig, Turtle2HWInfo
 
@@ -343,6 +346,25 @@ def test_an_extension_that_fails_is_a_warning_that_names_it(tmp_path: Path, text
     answer = ask(tmp_path, "lamps")
     assert answer["warning"] == f"the extension module 'lamps' (RLINF_EXT_MODULE) is not loaded: {error}"
     assert pickle.loads(bytes.fromhex(answer["resources"])) == ()
+
+
+def test_a_second_thread_waits_until_the_extension_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "import threading\nmay_end, done = threading.Event(), []\ndef register(): may_end.wait(10); done.append(1)\n"
+    (tmp_path / "slow_lamps.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    slow_lamps: Any = importlib.import_module("slow_lamps")
+    environ = {"RLINF_EXT_MODULE": "slow_lamps"}
+    seen: list[list[int]] = []
+    threads = [
+        threading.Thread(target=lambda: (load_extension(environ), seen.append(list(slow_lamps.done)))) for _ in "12"
+    ]
+    for thread in threads:
+        thread.start()
+    threads[1].join(0.1)
+    slow_lamps.may_end.set()
+    for thread in threads:
+        thread.join()
+    assert seen == [[1], [1]]
 
 
 @pytest.mark.parametrize(
