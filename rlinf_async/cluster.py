@@ -314,7 +314,11 @@ class Cluster:
         )
 
     def __await__(self) -> Generator[Any, Any, Cluster]:
-        yield from self._started.async_wait().__await__()
+        try:
+            yield from self._started.async_wait().__await__()
+        except Exception:  # the start has failed, and the caller of ``await Cluster()`` has no cluster to close
+            yield from self.aclose().__await__()
+            raise
         return self
 
     async def __aenter__(self) -> Cluster:

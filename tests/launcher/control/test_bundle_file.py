@@ -52,6 +52,14 @@ def test_files_without_time_are_named_in_the_bundle(tmp_path: Path) -> None:
     assert read.missing.keys() == {*made_snapshot().files, *made_snapshot().missing}
 
 
+def test_two_writers_of_a_file_do_not_meet(tmp_path: Path) -> None:
+    with fresh_file(tmp_path / "page") as last, fresh_file(tmp_path / "page") as first:
+        last.write(b"last")
+        first.write(b"first")
+    (written,) = tmp_path.iterdir()
+    assert (written.name, written.read_bytes(), written.stat().st_mode & 0o777) == ("page", b"last", 0o600)
+
+
 def test_nothing_is_left_where_it_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     with pytest.raises(OSError, match="taken"):
