@@ -38,7 +38,7 @@ _SCRIPTS_TIMEOUT_S: Final = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    surroundings.prepare_command()
+    surroundings.open_standard_descriptors()
     words = sys.argv[1:] if argv is None else list(argv)
     try:
         if (passed_on := _launcher_words(words)) is not None:

@@ -12,6 +12,7 @@ was refused or incomplete.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import resource
@@ -51,7 +52,9 @@ _OPEN_FILES: Final = 128  # more than the launcher needs besides its nodes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    surroundings.prepare_command()
+    surroundings.open_standard_descriptors()
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a variable may be no text in stdout's encoding
     # Some supervisors start their children with SIGCHLD ignored, in which case the script's exit code would be lost.
     # tests/test_environments.py
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import re
 import signal
@@ -26,13 +25,6 @@ def open_standard_descriptors() -> None:
         if getattr(sys, name) is None:  # Python sets it to None if the descriptor was closed
             stream = open(number, mode, errors="backslashreplace", closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
-
-
-def prepare_command() -> None:
-    open_standard_descriptors()
-    # Names of hosts, files and variables may have characters that stdout's encoding does not have.
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def check() -> None:
