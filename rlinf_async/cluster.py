@@ -23,6 +23,7 @@ from rlinf_async._client.requests import OWN_NODE
 from rlinf_async._client.tasks import Tasks
 from rlinf_async._cluster.launch import Plan, base_environment, launch, reserve_now, script_environment
 from rlinf_async._cluster.launch_config import (
+    check_local_nodes,
     fail_fast_wanted,
     groups_of,
     hardware_for,
@@ -164,6 +165,7 @@ class Cluster:
         self._metrics_address = ""
         fails_fast = fail_fast_wanted(fail_fast, self._config, os.environ)
         self._log_dir = distributed_log_dir
+        check_local_nodes(local_nodes)
         self._local_nodes = local_nodes
         self._groups: list[Members] = []
         self._supervised: set[str] = set()  # names in ``supervision`` whose group has been launched
@@ -179,7 +181,7 @@ class Cluster:
         self._attached = context.client is not None
         self._responder_facts: dict[str, Any] = {}
         self._verdict: Work[None] | None = None
-        joins = self._attached or "RLINF_NODE_SOCKET" in os.environ
+        joins = self._attached or bool(os.environ.get("RLINF_NODE_SOCKET"))
         self._fake_gpus = declared_gpus(fake_gpus, joins=joins, environ=os.environ)
         running = awaiting_loop()
         self._client = self._make_client(running, log_to_driver) if context.client is None else context.client
@@ -240,7 +242,7 @@ class Cluster:
         notes: list[str] | None = None
         if not self._attached:
             path = os.environ.get("RLINF_NODE_SOCKET")
-            if path is None:
+            if not path:
                 path, notes = await self._start_here()
             facts = {
                 "role": "driver",
