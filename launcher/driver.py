@@ -31,7 +31,12 @@ class Driver:
         )
         self._loop = asyncio.get_running_loop()
         self._exited = asyncio.Event()
-        self._pidfd = os.pidfd_open(self._process.pid)
+        try:
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except OSError:
+            self._process.kill()
+            self._process.wait()
+            raise
         self._loop.add_reader(self._pidfd, self._on_exit)
 
     @property

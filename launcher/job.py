@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async import settings
-from rlinf_async._core import import_hook
+from rlinf_async._core import import_hook, surroundings
+from rlinf_async._core.descriptors import limit_met
 from rlinf_async._core.own_start import interpreter_flags
 from rlinf_async._recorder.run_files import bundle_name, temporary_folder, usual_log_parent
 from rlinf_async._wire.lifeline import Lifeline
@@ -135,7 +136,10 @@ class Job:
             return INTERRUPTED
         self._phase = "running"
         self._orphans = Orphans(self.run_id)
-        self._driver = Driver(script_command(self._options), environ)
+        try:
+            self._driver = Driver(script_command(self._options), environ)
+        except OSError as error:
+            raise LaunchError(f"the script cannot be started: {error}{limit_met(error)}") from error
         try:
             async with asyncio.TaskGroup() as tasks:
                 ending = tasks.create_task(self._end_once_expired())
@@ -464,4 +468,5 @@ def script_is_missing(options: Options) -> bool:
 
 def missing_script_text(options: Options) -> str:
     """Return the error about a missing script, for a check or a preview."""
-    return f"script: there is no {options.script} here\nfix: check the path; it is seen from {Path.cwd()}"
+    here = surroundings.working_directory()
+    return f"script: there is no {options.script} here\nfix: check the path; it is seen from {here}"

@@ -18,6 +18,8 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 _TRACKERS: Final = (b"resource_tracker import main", b"torch_shm_manager")
 _TRACKERS_S: Final = 3.0
 
+_KILL_TIMEOUT_S: Final = 2.0
+
 
 class Orphans:
     """Subreaper that adopts processes left behind by the script, in any session, and kills them when the run ends.
@@ -43,8 +45,10 @@ class Orphans:
                 except PermissionError:  # the process now runs as another user, as with sudo
                     self._others.add(pid)
                     continue
+                _await_ends([pid], _KILL_TIMEOUT_S)
                 with suppress(ChildProcessError):
-                    os.waitpid(pid, 0)
+                    if os.waitpid(pid, os.WNOHANG) == (0, 0):  # it hangs in the kernel, and must not block the launcher
+                        self._others.add(pid)
                 # The same pattern as in the guardian's ``remove_cuda_files``.
                 for path in Path("/dev/shm").glob(f"cuda.shm.*.{pid:x}.*"):
                     # The file may belong to another user's process with the same pid in another pid namespace.

@@ -162,7 +162,7 @@ class LiveReport(Report):
         from rich.console import Console
         from rich.live import Live
 
-        self._console = Console(file=self._stream, highlight=False)
+        self._console = Console(file=self._stream, highlight=False, markup=False, emoji=False)
         self._live = Live(
             console=self._console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
         )
@@ -216,7 +216,7 @@ class LiveReport(Report):
             super()._write(text)
             return
         with suppress(OSError, ValueError):
-            self._console.print(text, markup=False, soft_wrap=True)
+            self._console.print(text, soft_wrap=True)
 
 
 def make_report(*, as_json: bool, verbosity: int, stream: TextIO | None = None) -> Report:

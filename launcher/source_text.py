@@ -68,8 +68,12 @@ class SourceSpan:
 
 
 def lines(text: str, source: str) -> Iterator[SourceSpan]:
-    for number, line in enumerate(text.splitlines(), start=1):
-        yield SourceSpan(line, source, number, 0, line)
+    # Not by splitlines(), which knows more line ends than an editor, such as the form feed.
+    for number, line in enumerate(text.split("\n"), start=1):
+        span = SourceSpan(line, source, number, 0, line)
+        if "\0" in line:
+            raise span.cut(line.index("\0")).error("a zero byte stands here", "delete it")
+        yield span
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

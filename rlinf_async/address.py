@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import total_ordering
+from operator import index
 from typing import Any
 
 
@@ -30,7 +31,7 @@ class WorkerAddress:
     def __init__(self, root_group_name: str, ranks: int | Iterable[int] = ()) -> None:
         if ":" in root_group_name:
             raise AssertionError(f"a group's name must not contain ':', got {root_group_name!r}")
-        path = (ranks,) if isinstance(ranks, int) else tuple(int(rank) for rank in ranks)
+        path = (int(ranks),) if isinstance(ranks, int) else tuple(int(index(rank)) for rank in ranks)
         object.__setattr__(self, "root_group_name", root_group_name)
         object.__setattr__(self, "rank_path", path)
 
@@ -83,7 +84,9 @@ class WorkerAddress:
             return NotImplemented
         return self.root_group_name == other.root_group_name and self.rank_path == other.rank_path
 
-    def __lt__(self, other: WorkerAddress) -> bool:
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, WorkerAddress):
+            return NotImplemented
         return (self.root_group_name, self.rank_path) < (other.root_group_name, other.rank_path)
 
     def __hash__(self) -> int:

@@ -332,16 +332,16 @@ class _AnyStreamCall(_Pooled, StreamCall):
     def _resume(self) -> None:
         assert isinstance(self._body, bytes)
         args, kwargs = codec.decode(self._body)
-        came, self._came = self._came or (), None
-        kwargs["resume"] = [*kwargs.get("resume", ()), *map(codec.decode, came)]
+        kwargs["resume"] = [*kwargs.get("resume", ()), *map(codec.decode, self._came or ())]
         describe = f"argument of {self._title()}"
         encoded = codec.encode_arguments(args, kwargs, describe=describe, root=("args", "kwargs"))
         self._body = encoded if isinstance(encoded, bytes) else encoded.to_bytes()
+        # Change the state only now: if user code has raised above, the next request for an item tries again.
+        self._came, self._is_lost = None, False
         self._calls.wait(self)
 
     def _next(self) -> tuple[int, Any] | Work[None] | None:
         if self._is_lost and not self._items and not self._closed:
-            self._is_lost = False
             self._resume()
         found = super()._next()
         if (attempt := self._attempt) is not None:

@@ -23,6 +23,7 @@ from rlinf_async._client.requests import OWN_NODE
 from rlinf_async._client.tasks import Tasks
 from rlinf_async._cluster.launch import Plan, base_environment, launch, reserve_now, script_environment
 from rlinf_async._cluster.launch_config import (
+    check_local_nodes,
     fail_fast_wanted,
     groups_of,
     hardware_for,
@@ -164,6 +165,7 @@ class Cluster:
         self._metrics_address = ""
         fails_fast = fail_fast_wanted(fail_fast, self._config, os.environ)
         self._log_dir = distributed_log_dir
+        check_local_nodes(local_nodes)
         self._local_nodes = local_nodes
         self._groups: list[Members] = []
         self._supervised: set[str] = set()  # names in ``supervision`` whose group has been launched
@@ -179,7 +181,7 @@ class Cluster:
         self._attached = context.client is not None
         self._responder_facts: dict[str, Any] = {}
         self._verdict: Work[None] | None = None
-        joins = self._attached or "RLINF_NODE_SOCKET" in os.environ
+        joins = self._attached or bool(os.environ.get("RLINF_NODE_SOCKET"))
         self._fake_gpus = declared_gpus(fake_gpus, joins=joins, environ=os.environ)
         running = awaiting_loop()
         self._client = self._make_client(running, log_to_driver) if context.client is None else context.client
@@ -229,14 +231,18 @@ class Cluster:
     # -- start --------------------------------------------------------------------------------------------------
 
     async def _start_explained(self) -> None:
-        with explained_shortage("this machine", "a cluster", _DRIVER_DESCRIPTORS):
-            await self._start()
+        try:
+            with explained_shortage("this machine", "a cluster", _DRIVER_DESCRIPTORS):
+                await self._start()
+        except BaseException:
+            self._start_closing()  # ``await Cluster(...)`` gives its caller nothing to close
+            raise
 
     async def _start(self) -> None:
         notes: list[str] | None = None
         if not self._attached:
             path = os.environ.get("RLINF_NODE_SOCKET")
-            if path is None:
+            if not path:
                 path, notes = await self._start_here()
             facts = {
                 "role": "driver",
@@ -312,7 +318,11 @@ class Cluster:
         )
 
     def __await__(self) -> Generator[Any, Any, Cluster]:
-        yield from self._started.async_wait().__await__()
+        try:
+            yield from self._started.async_wait().__await__()
+        except Exception:  # wait for the end of its nodes: the caller of ``await Cluster()`` has no cluster to close
+            yield from self.aclose().__await__()
+            raise
         return self
 
     async def __aenter__(self) -> Cluster:
@@ -572,7 +582,6 @@ class Cluster:
     ) -> WorkerGroup[W]:
         title, placements = plan.name, plan.placements
         members = Members(self._client, title, len(placements))
-        members.number = reserve_now(self._client, title) if may_wait() else 0
         members.placements = list(placements)
         members.close_grace = plan.close_grace
         everyone = members.callee(range(members.size))
@@ -584,6 +593,7 @@ class Cluster:
                 functools.partial(setting_for, self._config), hook=hook,
             )  # fmt: skip
         try:
+            members.number = reserve_now(self._client, title) if may_wait() else 0
             members.call(everyone, ready, "__init__", [construct], repeats=plan.policy.restarts)
         except BaseException:
             if members.number:  # there is no group yet whose close would release the name
@@ -687,7 +697,13 @@ class Cluster:
             with self._lock:
                 if self._closing is None:
                     self._closing = self._client.run(self._close(), what="the closing of the cluster")
+                    self._closing._follow(self._seal)
         return self._closing
+
+    def _seal(self) -> None:
+        # A closing task that is cancelled, even before its first step, must not leave the nodes running.
+        for line in self._lifelines:
+            line.seal()
 
     def _end_without_loop(self, error: ClosedError) -> None:
         """End the nodes by cutting their lifelines, as closing in order needs the loop; block until they have ended."""
@@ -697,8 +713,7 @@ class Cluster:
         logger.warning("the cluster's nodes are cut off, not closed in order: %s", str(error).partition(":")[0])
         # Cut all lifelines before waiting for the first node, so that the nodes end in parallel, within one deadline.
         # tests/test_stopped_loops.py::test_closing_from_elsewhere_ends_the_processes_although_the_loop_stands_still
-        for line in self._lifelines:
-            line.seal()
+        self._seal()
         self._client.end_without_loop(error)
         until = clock.monotonic() + settings.CLOSE_TIMEOUT_S()
         for line in self._lifelines:

@@ -352,7 +352,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
                 left = None  # no limit, because _expire will settle the work
                 continue
             left = self._time_to(began, timeout)
-            if left is not None and left <= _DUE_S:
+            if timeout is not None and began + timeout - clock.monotonic() <= _DUE_S:
                 raise self._late(timeout)
 
     def _wait_unless_others_fail(self, gate: Gate) -> None:
@@ -381,7 +381,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         """
         self._check_process()
 
-        def follow() -> None:
+        def call() -> None:
             following.first = None  # do not keep the first work's result alive
             try:
                 self._result()
@@ -391,13 +391,16 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             else:
                 following._settle(value)
 
+        def follow() -> None:
+            _in_turn(call)
+
         following = _ThenWork(self, follow)
         following._loop = self._user_loop()
         with self._lock:
             if not self._done:
                 self._waiters.append(follow)
                 return following
-        follow()
+        call()
         return following
 
     def __bool__(self) -> bool:
@@ -522,9 +525,23 @@ class _Wakeups:
 
 class _ThreadState(threading.local):
     wakeups: _Wakeups | None = None
+    steps: deque[Callable[[], None]] | None = None  # steps of ``_in_turn`` that are left; None if none is running
 
 
 _per_thread = _ThreadState()
+
+
+def _in_turn(step: Callable[[], None]) -> None:
+    # Within a step of this thread, wait until that one has ended, because a chain of works may be long.
+    if _per_thread.steps is not None:
+        _per_thread.steps.append(step)
+        return
+    _per_thread.steps = steps = deque((step,))
+    try:
+        while steps:
+            steps.popleft()()
+    finally:
+        _per_thread.steps = None
 
 
 class Whole(Work[T]):
@@ -603,8 +620,8 @@ class _ThenWork(Whole[Any]):
     def _abandon(self) -> None:
         first, follow = self.first, self._follow_first
         if first is not None and follow is not None and first._forget_waiter(follow):
-            first._lose_interest()
             self._settle(error=ClosedError(f"the wait for {self._describe()} was given up"))
+            _in_turn(first._lose_interest)
 
     def _result(self) -> Any:
         self._was_taken = True
@@ -620,6 +637,8 @@ class _ThenWork(Whole[Any]):
 
     def _open_parts(self) -> Sequence[Work[Any]]:
         first = self.first
+        while isinstance(first, _ThenWork) and (before := first.first) is not None:
+            first = before
         return () if first is None else (first,)
 
 

@@ -12,7 +12,16 @@ from typing import Any
 import psutil
 import pytest
 
-from rlinf_async import Channel, ClosedError, Cluster, ClusterEnvVar, NodePlacementStrategy, Worker, WorkerGroup
+from rlinf_async import (
+    Channel,
+    ClosedError,
+    Cluster,
+    ClusterEnvVar,
+    ConfigError,
+    NodePlacementStrategy,
+    Worker,
+    WorkerGroup,
+)
 from tests._support.unauthenticated_clients import node_directory
 from tests._support.workers import Plain
 
@@ -26,6 +35,13 @@ def test_it_knows_whether_it_is_there_and_which_nodes_live() -> None:
         assert cluster.get_node_info(0).python_interpreter_path
     assert not Cluster.has_initialized()
     assert [line.exit_code for line in cluster._lifelines] == [0], "its daemon has ended in order"
+
+
+async def test_a_start_that_is_awaited_and_fails_leaves_no_process() -> None:
+    cluster = Cluster(num_nodes=2, local_nodes=1, log_to_driver=False)
+    with pytest.raises(ConfigError, match="this run has 1"):
+        await cluster
+    assert [line.exit_code for line in cluster._lifelines] == [0]
 
 
 class EndsSlowly(Worker):

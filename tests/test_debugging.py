@@ -47,6 +47,11 @@ class Debugged(Worker):
     async def deadlocked_coroutine(self) -> None:
         await self.recv("rollout", 1 - self._rank)
 
+    def naps_after_breakpoint(self, seconds: float) -> str:
+        breakpoint()
+        time.sleep(seconds)
+        return "awake"
+
     def sleep(self, seconds: float) -> str:
         time.sleep(seconds)
         return "slept"
@@ -325,6 +330,18 @@ def test_ranks_go_on_when_their_operator_is_killed(shared: Any, run: str) -> Non
         operator.until("(rollout:0-1) ")
         operator.process.kill()
         assert call.wait(20) == [3, 4]
+
+
+def test_a_rank_that_is_stepping_goes_on_when_its_operator_is_killed(shared: Any, run: str) -> None:
+    call = shared[0].naps_after_breakpoint(1)
+    with debugging(run, "rollout:0") as operator:
+        operator.until("(rollout:0) ")
+        operator.type("n")
+        operator.until("-> time.sleep(seconds)\n(rollout:0) ")
+        operator.type("n")
+        time.sleep(0.3)
+        operator.process.kill()
+        assert call.wait(20) == ["awake"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import uvloop
 
-from rlinf_async import ClosedError, Cluster, ForkedProcessError, LaunchError, WorkerGroup, settings
+from rlinf_async import ClosedError, Cluster, ConfigError, ForkedProcessError, LaunchError, WorkerGroup, settings
 from rlinf_async.work import Work
 from tests._support.workers import Plain
 
@@ -109,6 +109,30 @@ async def test_closing_a_cluster_that_is_still_starting_leaves_nothing() -> None
     await cluster.aclose()
     with pytest.raises(ClosedError):
         Plain.create_group().launch(cluster)
+
+
+async def test_a_start_that_fails_closes_what_it_has_started() -> None:
+    await serve_once(group=False)  # opens and imports what stays
+    before = traces()
+    cluster = Cluster(num_nodes=2, log_to_driver=False)
+    with pytest.raises(ConfigError, match="this run has 1"):
+        await cluster
+    assert cluster._closing is not None
+    await cluster._closing
+    assert traces() == before
+
+
+async def test_a_closing_that_is_cancelled_before_its_first_step_ends_the_node() -> None:
+    cluster = await Cluster(log_to_driver=False)
+    (line,) = cluster._lifelines
+    cluster.close()
+    await asyncio.sleep(0)  # the closing is a task
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    async with asyncio.timeout(20):
+        await line.wait()
+    cluster._client.close()
+    await line.close()
 
 
 async def test_a_service_that_is_cancelled_while_it_starts_leaves_nothing() -> None:

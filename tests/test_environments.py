@@ -170,6 +170,7 @@ ENVIRONMENTS = [
     Environment("warnings are errors", variables("PYTHONWARNINGS=error")),
     Environment("development mode", variables("PYTHONDEVMODE=1 PYTHONASYNCIODEBUG=1")),
     Environment("path with what is not there", variables("PYTHONPATH=:/nowhere:. PYTHONPYCACHEPREFIX=/nowhere")),
+    Environment("links to themselves", 'ln -s loop loop; PYTHONPATH="$PWD/loop" RLINF_NODE_SOCKET= exec "$@"'),
     Environment("threads and allocators", variables(_ALLOCATORS)),
     Environment(
         "socket of a run that has ended",

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from rlinf_async import Cluster, ConfigError, NodePlacementStrategy, SerializationError, Worker, WorkerGroup, each
+from rlinf_async._core.encoded import Encoded
 from rlinf_async._core.payload import pack_body
 from rlinf_async._group import members
 from tests._support.workers import NamesTaken, Parent, Plain, Seeded, SeedWorker, TimedWorker
@@ -264,6 +265,18 @@ def test_a_name_is_free_again_when_its_group_ends(cluster: Cluster) -> None:
         group = Plain.create_group().launch(cluster, name="again")
         assert group.hello().wait() == [0]
         group.close()
+
+
+def test_a_launch_that_lacks_memory_takes_no_name(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lack(encoded: Encoded) -> bytes:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Encoded, "to_bytes", lack)
+        with pytest.raises(MemoryError):
+            Plain.create_group().launch(cluster, name="again", restart="rank")
+    with Plain.create_group().launch(cluster, name="again") as group:
+        group.wait_ready()
 
 
 async def test_a_duplicate_name_of_another_process_is_an_error(cluster: Cluster, four: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -120,6 +121,21 @@ def test_a_wait_that_a_signals_handler_interrupts_leaves_nothing_behind(
     owners.execute_on(0).do(release).wait()
     owners.execute_on(2).do(acquire, 5.0).wait()
     owners.execute_on(2).do(release).wait()
+    assert held(cluster) == {}
+
+
+async def be_cancelled_before_the_first_step(worker: Owner) -> None:
+    place = worker.device_lock.acquire()
+    await place.async_wait()
+    task = asyncio.ensure_future(place)
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def test_an_acquisition_that_is_cancelled_before_its_tasks_first_step_is_undone(cluster: Cluster, owners: Any) -> None:
+    owners.execute_on(0).ado(be_cancelled_before_the_first_step).wait()
+    owners.execute_on(1).do(acquire, 5.0).wait()
+    owners.execute_on(1).do(release).wait()
     assert held(cluster) == {}
 
 

@@ -273,6 +273,22 @@ def test_an_extension_that_fails_is_a_warning_and_the_worker_lives(
     assert told in said
 
 
+def test_hardware_that_the_script_cannot_import_names_its_node_and_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = dedent(EXTENSION).replace(
+        "import os", "import os, sys\nif 'pytest' in sys.modules: raise OSError('no bus')", 1
+    )
+    text = text.replace("(HardwareInfo(", "(LampInfo(", 1) + "\nclass LampInfo(HardwareInfo): pass\n"
+    (tmp_path / "lamps_of_nodes.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("RLINF_EXT_MODULE", "lamps_of_nodes")
+    with pytest.raises(
+        ConfigError, match=r"the hardware of node 0: .*OSError: no bus\n  fix: the script must be able to"
+    ):
+        Cluster(log_to_driver=False)
+
+
 def test_a_nodes_variable_says_which_bus_an_arm_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The field has a default, which is none of the configuration's."""
     monkeypatch.setenv("CAN_INTERFACE", "can3")

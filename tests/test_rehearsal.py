@@ -150,9 +150,10 @@ def test_a_number_that_is_none_is_an_error(number: Any) -> None:
         Cluster(fake_gpus=number)
 
 
-def test_a_variable_that_is_no_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLINF_FAKE_GPUS", "eight")
-    with pytest.raises(ConfigError, match=r"\$RLINF_FAKE_GPUS must be a number from 0 to 1024, got 'eight'"):
+@pytest.mark.parametrize("text", ["eight", "9" * 5000])
+def test_a_variable_that_is_no_number_is_an_error(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("RLINF_FAKE_GPUS", text)
+    with pytest.raises(ConfigError, match=rf"\$RLINF_FAKE_GPUS must be a number from 0 to 1024, got '{text}'"):
         Cluster()
 
 

@@ -125,6 +125,15 @@ def collect(boss: Worker) -> list[Any]:
     return [boss.recv("brood", [0, rank]) for rank in (0, 1)]
 
 
+def test_the_ranks_of_an_address_are_whole_numbers() -> None:
+    assert WorkerAddress("brood", True).get_name() == "brood:1"
+    for ranks in ("12", [1.5]):
+        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+            WorkerAddress("brood", ranks)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="'<' not supported"):
+        assert WorkerAddress("brood") < 5  # type: ignore[operator]
+
+
 def test_siblings_and_others_exchange_tensors_and_broadcast(boss: Any, brood: Any) -> None:
     brood.execute_on(0).breed([0, 1], 2).wait()
     boss.do(give_orders, send_to_sibling).wait(30)

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import logging
 import os
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -218,6 +219,25 @@ def test_a_word_that_cannot_be_said_ends_no_wait(caplog: pytest.LogCaptureFixtur
 
     asyncio.run(wait())
     assert "no word could be said" in caplog.text
+
+
+class Listener:
+    def _on_long_wait(self) -> None: ...
+
+
+def test_a_listener_that_is_added_amid_a_warning_ends_no_wait() -> None:
+    listeners = [Listener()]
+    slow_waits.add_listener(listeners[0])
+
+    def add_another(*_: Any) -> None:  # as another thread may at each line
+        listeners.append(Listener())
+        slow_waits.add_listener(listeners[-1])
+
+    sys.setprofile(add_another)
+    try:
+        slow_waits.warn([(Named("obs.get()"), 40.0, Waiter("main", "t.py:1", False))], 100.0)
+    finally:
+        sys.setprofile(None)
 
 
 def test_a_forked_child_has_none_of_its_parents_waits() -> None:

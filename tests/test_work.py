@@ -149,9 +149,38 @@ async def test_then_follows_with_value_and_errors() -> None:
         await broken.then(lambda: 2)
 
 
+def chain_of(work: Work[Any], links: int = 2000) -> Work[Any]:
+    """Works that follow each other, more of them than calls can be nested."""
+    for link in range(links):
+        work = work.then(lambda link=link: link)
+    return work
+
+
+def test_a_chain_of_any_length_has_a_deadline_and_ends() -> None:
+    work: Work[int] = Work()
+    work._limit(60)
+    following = chain_of(work)
+    assert following._remaining() is not None
+    work._settle(1)
+    assert following.wait() == 1999
+
+
+def test_a_deadline_that_comes_between_two_looks_at_the_clock_is_met() -> None:
+    left = [0.3, 0.0, 0.0011, 0.0009]  # at the start, in the table, and at two looks after that
+
+    class Late(Work[Any]):
+        def _remaining(self) -> float:
+            return left.pop(0) if left else 0.0
+
+    work = Late()
+    work._limit(0.3)
+    with pytest.raises(DeadlineExceeded, match="was not done"):
+        work.wait()
+
+
 async def test_a_cancelled_wait_for_what_follows_abandons_what_it_follows() -> None:
     work = Watched()
-    following = work.then(lambda: 2).then(lambda: 3)
+    following = chain_of(work)
     task = asyncio.create_task(_wait(following))
     await asyncio.sleep(0)
     task.cancel()

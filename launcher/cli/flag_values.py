@@ -20,6 +20,8 @@ from ..remote.host import MAX_FAKE_GPUS
 _RANKS: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)
 _RUN: Final = re.compile(r"[0-9a-f]{8}")
 _USER: Final = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.\-]*", re.ASCII)
+_MAX_SECONDS: Final = 1e9  # select() takes no more than about ten times as much
+_MAX_LOCAL_NODES: Final = 1024
 _YES: Final = ("1", "true", "yes", "on")
 _NO: Final = ("0", "false", "no", "off")
 
@@ -56,6 +58,10 @@ def positive(value: FlagValue) -> int:
     return _number(value, 1, 10**6)
 
 
+def local_nodes(value: FlagValue) -> int:
+    return _number(value, 1, _MAX_LOCAL_NODES)
+
+
 def gpus(value: FlagValue) -> int:
     return _number(value, 0, MAX_FAKE_GPUS)
 
@@ -90,8 +96,9 @@ def seconds(value: FlagValue) -> float:
         seconds = float(value.text)
     except ValueError:
         seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise value.error(f"{value.text!r} is not a number of seconds", "write 60, or 0 to wait for ever")
+    if not 0 <= seconds <= _MAX_SECONDS:
+        problem = f"{value.text!r} is not a number of seconds up to {_MAX_SECONDS:.0e}"
+        raise value.error(problem, "write 60, or 0 to wait for ever")
     return seconds
 
 
@@ -114,20 +121,25 @@ def path_text(value: FlagValue) -> str:
 def folder(value: FlagValue) -> Path:
     if not value.text:
         return _project(value)
-    folder = path(value).resolve()
-    if not folder.is_dir():
+    folder = _resolved(path(value))
+    if not os.path.isdir(folder):  # noqa: PTH112  # Path.is_dir may raise
         raise value.error(f"{value.text!r} is not a folder", "name the folder that holds your code")
     return folder
 
 
 def _project(value: FlagValue) -> Path:
     """Return the nearest project folder, from this folder upwards but below the home folder; else this folder."""
-    folder = path(FlagValue(".", value.where)).resolve()
-    too_large = {Path("/"), Path(os.environ.get("HOME", "/")).resolve()}
+    folder = _resolved(path(FlagValue(".", value.where)))
+    too_large = {Path("/"), _resolved(Path(os.environ.get("HOME", "/")))}
     if folder in too_large:
         raise value.error(f"all of {folder} would be shipped", "go to the folder of your code, or name it: --sync=DIR")
     below = itertools.takewhile(lambda folder: folder not in too_large, (folder, *folder.parents))
-    return next((each for each in below if (each / "pyproject.toml").exists() or (each / ".git").exists()), folder)
+    names = ("pyproject.toml", ".git")
+    return next((each for each in below if any(os.path.exists(each / name) for name in names)), folder)  # noqa: PTH110
+
+
+def _resolved(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # Path.resolve raises for a link that leads to itself
 
 
 def user(value: FlagValue) -> str:

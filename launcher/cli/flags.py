@@ -60,7 +60,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             has_twin=False,  # $RLINF_HOSTS is a separate source with a lower priority than --hosts
         ),
         Flag("nnodes", "N", "use the first N hosts only.", short="n", read=values.positive),
-        Flag("local-nodes", "N", "N nodes on this machine, without ssh: for development.", read=values.positive),
+        Flag("local-nodes", "N", "N nodes on this machine, without ssh: for development.", read=values.local_nodes),
         Flag(
             "fake-gpus",
             "N",

@@ -6,12 +6,13 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from ..remote.exported_env import is_name
+from ..remote.exported_env import RESERVED, is_name
 from ..remote.host import MAX_FAKE_GPUS, Host
 from ..source_text import SourceSpan, suggestion
 from .host_ranges import expand, split
 
 _KEYS = ("slots", "max_slots", "port", "addr", "python", "gpus", "fake_gpus", "labels")
+GROUPS_OF_EVERY_RUN = ("cluster", "node")
 _EXAMPLE = "write the host first, then key=value: node01 slots=8"
 
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.\-]*", re.ASCII)
@@ -145,6 +146,8 @@ def _settings(words: list[SourceSpan]) -> tuple[dict[str, SourceSpan], dict[str,
             name = key.removeprefix("env.")
             if not is_name(name):
                 raise word.error(f"{name!r} cannot name a variable", "write env.NAME=value")
+            if name in RESERVED:
+                raise word.error(f"{name} is set by the launcher", "leave it out")
             if name in variables:
                 raise word.error(f"{key} is given twice", "keep one of the two")
             variables[name] = value.unquoted()
@@ -202,7 +205,7 @@ def _gpus(value: SourceSpan | None) -> tuple[str, ...] | None:
         if spread and int(spread[1]) <= int(spread[2]):
             new = [str(index) for index in range(int(spread[1]), int(spread[2]) + 1)]
         elif _DEVICE.fullmatch(part.text):
-            new = [part.text]
+            new = [str(int(part.text)) if part.text.isdecimal() else part.text]
         else:
             raise part.error(f"{part.text!r} is not a GPU", "write gpus=0,2 or gpus=0-3 or gpus=GPU-<uuid>")
         twice = sorted(set(devices) & set(new))
@@ -218,4 +221,6 @@ def _labels(value: SourceSpan | None) -> tuple[str, ...]:
     for part in split(value):
         if not _NAME.fullmatch(part.text):
             raise part.error(f"{part.text!r} is not a label", "write labels=franka,camera")
+        if part.text in GROUPS_OF_EVERY_RUN:
+            raise part.error(f"every run has a group {part.text!r}, of all its nodes", "choose another label")
     return tuple(value.text.split(","))

@@ -58,6 +58,8 @@ def read_hosts(
     if is_there and not (path.is_dir() and _is_list(argument)):
         return read_file(path, allow_duplicates)
     if not _is_list(argument):
+        if "/" in argument:  # the system says what is wrong with the path: perhaps a folder must not be entered
+            return read_file(path, allow_duplicates)
         raise SourceSpan(argument, source, 1, 0, argument).error(
             f"there is no file {argument!r}",
             f"check the path; a single host is written as a list, with a comma: --hosts {argument or 'node01'},",

@@ -12,6 +12,7 @@ was refused or incomplete.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import resource
@@ -52,6 +53,8 @@ _OPEN_FILES: Final = 128  # more than the launcher needs besides its nodes
 
 def main(argv: Sequence[str] | None = None) -> int:
     surroundings.open_standard_descriptors()
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a variable may be no text in stdout's encoding
     # Some supervisors start their children with SIGCHLD ignored, in which case the script's exit code would be lost.
     # tests/test_environments.py
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -83,8 +86,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         nodes = plan(hosts, options)
         if is_preview:
             return _preview(nodes, source, options, variables)
-    except ConfigError as error:
-        return _refuse(str(error), as_json=as_json)
+    except RLinfAsyncError as error:
+        _refuse(str(error), as_json=as_json)
+        return _USAGE_ERROR_CODE if isinstance(error, ConfigError) else _LAUNCH_FAILED_CODE
     except KeyboardInterrupt:  # while the hosts are read from stdin, for example
         return INTERRUPTED
     # The terminal writes in a thread, so that an unread stderr cannot block the handling of signals and lost nodes.
@@ -325,17 +329,18 @@ def _print(text: str) -> int:
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader closed the pipe, as in `rlinf-launch --help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        if not isinstance(error, BrokenPipeError):  # the reader closed the pipe, as in `rlinf-launch --help | head`
+            raise LaunchError(f"stdout cannot be written: {error.strerror}\n  fix: redirect it elsewhere") from error
     return 0
 
 
-def _refuse(text: str, *, as_json: bool) -> int:
+def _refuse(text: str, *, as_json: bool) -> None:
     if as_json:
         JsonReport().error(text)
     else:
         sys.stderr.write(f"rlinf-launch: {text}\n")
-    return _USAGE_ERROR_CODE
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from rlinf_async import settings
 from rlinf_async._core import dialect
@@ -23,7 +23,7 @@ _PLACES = ("where", "the way to the hosts")  # groups of flags that a script is 
 
 # Maps each flag whose value is optional (empty if omitted) to a test of whether the next word is the value.
 _MAY_STAND_ALONE: dict[str, Callable[[str], bool]] = {
-    "sync": lambda word: Path(word).is_dir(),
+    "sync": os.path.isdir,  # Path.is_dir may raise
     "show-placement": lambda word: word.endswith((".yaml", ".yml")),
 }
 

@@ -12,22 +12,24 @@ from typing import Final
 from rlinf_async.errors import ConfigError
 
 from ..remote.host import Host, SlurmNode
+from .host_entry import GROUPS_OF_EVERY_RUN
 from .hosts_file import parse_list
 
 _SCONTROL_TIMEOUT_S: Final = 10.0
 
 _ON_NODES: Final = re.compile(r"^\s*Nodes=(?P<nodes>\S+) .*\bGRES=(?P<gres>\S*)", re.MULTILINE)
 _GPUS: Final = re.compile(r"(?:^|,)gpu(?::[^:,]+)?:([0-9]{1,6})(?=,|$)", re.ASCII)
+_COUNT: Final = re.compile(r"[0-9]{1,5}", re.ASCII)
 _LABEL: Final = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.\-]*", re.ASCII)
-
-_GROUPS_OF_EVERY_RUN: Final = ("cluster", "node")
 
 
 def show_job(job: str) -> str:
     """Return ``scontrol``'s description of a job; empty if scontrol fails or times out."""
     try:
         command = ["scontrol", "show", "job", "-d", job]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SCONTROL_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_SCONTROL_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
@@ -53,7 +55,7 @@ def slurm_hosts(environ: Mapping[str, str], show: Callable[[str], str] = show_jo
             hosts[host.name] = replace(host, labels=labels, slurm=slurm)
     found = _gpus_by_node(show(job)) if job and hosts else {}
     if not found:
-        return tuple(replace(host, slots=_gpus_here(environ)) for host in hosts.values())
+        return tuple(replace(host, slots=_count(environ, "SLURM_GPUS_ON_NODE") or None) for host in hosts.values())
     return tuple(
         replace(host, slots=found[name] or None, slurm=host.slurm and replace(host.slurm, gpus=found[name]))
         for name, host in hosts.items()
@@ -62,15 +64,15 @@ def slurm_hosts(environ: Mapping[str, str], show: Callable[[str], str] = show_jo
 
 def _components(environ: Mapping[str, str]) -> list[tuple[int | None, str, str, tuple[str, ...]]]:
     """Return ``(number, variable, nodes, labels)`` of each component; the number is None in a plain job."""
-    size = environ.get("SLURM_HET_SIZE", "")
-    if size.isdecimal() and environ.get("SLURM_JOB_NODELIST_HET_GROUP_0"):
-        numbers = range(int(size))
+    size = _count(environ, "SLURM_HET_SIZE")
+    if size and environ.get("SLURM_JOB_NODELIST_HET_GROUP_0"):
+        numbers = range(size)
         names = Counter(environ.get(f"SLURM_JOB_NAME_HET_GROUP_{number}", "") for number in numbers)
         found: list[tuple[int | None, str, str, tuple[str, ...]]] = []
         for number in numbers:
             variable = f"SLURM_JOB_NODELIST_HET_GROUP_{number}"
             own = environ.get(f"SLURM_JOB_NAME_HET_GROUP_{number}", "")
-            is_label = names[own] == 1 and own not in _GROUPS_OF_EVERY_RUN and _LABEL.fullmatch(own)
+            is_label = names[own] == 1 and own not in GROUPS_OF_EVERY_RUN and _LABEL.fullmatch(own)
             labels = dict.fromkeys([f"het{number}", *([own] if is_label else [])])
             found.append((number, variable, environ.get(variable, ""), tuple(labels)))
         return found
@@ -91,10 +93,8 @@ def _gpus_by_node(text: str) -> Counter[str]:
     return found
 
 
-def _gpus_here(environ: Mapping[str, str]) -> int | None:
-    text = environ.get("SLURM_GPUS_ON_NODE", "")
-    if text and not text.isdecimal():
-        raise ConfigError(
-            f"$SLURM_GPUS_ON_NODE is {text!r}, not a number\n  fix: unset it, or name the hosts with --hosts"
-        )
-    return int(text or 0) or None
+def _count(environ: Mapping[str, str], variable: str) -> int:
+    text = environ.get(variable) or "0"
+    if not _COUNT.fullmatch(text):
+        raise ConfigError(f"${variable} is {text!r}, not a number\n  fix: unset it, or name the hosts with --hosts")
+    return int(text)

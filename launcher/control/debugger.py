@@ -118,7 +118,12 @@ class _Session:
     def _on_event(self, event: str, facts: dict[str, Any]) -> None:
         if event == "debug":
             self._dialogue.on_message(facts["rank"], facts["state"], facts["text"])
-            self._news.set()
+        elif event == "node_lost":
+            for rank in self._names:
+                if frames.node_of(rank) == facts["node"]:
+                    text = f"{self._names[rank]} is gone with {facts['name']}: {facts['reason']}\n"
+                    self._dialogue.on_message(rank, "ended", text)
+        self._news.set()
 
     def _on_readable(self, terminal: int) -> None:
         typed = os.read(terminal, 1 << 16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -12,16 +13,16 @@ from typing import BinaryIO
 @contextlib.contextmanager
 def fresh_file(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces ``path`` once it is complete.  Raises OSError naming ``path``."""
-    fresh = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        # A random name, because another container may have the same pid, and a killed process leaves its file behind.
+        fd, fresh = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
         try:
             with open(fd, "wb") as file:
                 yield file
-            fresh.replace(path)
+            Path(fresh).replace(path)
         except BaseException:
             with contextlib.suppress(OSError):
-                fresh.unlink()
+                Path(fresh).unlink()
             raise
     except OSError as error:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error

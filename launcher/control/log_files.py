@@ -46,7 +46,7 @@ class LogFile:
 
     def read(self, tail: int | None = None, *, is_last: bool = False) -> Iterator[list[str]]:
         """Yield unread lines, in pieces, starting with the last ``tail``; ``is_last`` includes an unfinished line."""
-        with self.path.open("rb") as file:
+        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:  # it may be removed with the run
             size = os.fstat(file.fileno()).st_size
             if tail is not None:
                 self._position = _beginning_of_tail(file.fileno(), size, tail)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -61,7 +62,11 @@ def _log_directories(places: Sequence[Path] | dict[Path, None]) -> Iterator[Path
 
 
 def _is_own(path: Path) -> bool:
-    return not path.is_symlink() and path.is_dir() and path.stat().st_uid == os.geteuid()
+    try:
+        status = path.lstat()
+    except OSError:  # another process may remove old runs meanwhile
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _run_in(directory: Path, known: Sequence[LocalRun]) -> LocalRun:

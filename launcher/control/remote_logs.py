@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlinf_async._core import operations
-from rlinf_async._recorder.run_files import MAX_PIECE_BYTES, RunFile
+from rlinf_async._recorder.run_files import MAX_PIECE_BYTES, RunFile, is_of_a_run
 from rlinf_async.errors import ClosedError, DeadlineExceeded, LaunchError
 
 from .attachment import Attachment
@@ -45,7 +45,8 @@ class RemoteLog:
 
     async def follow(self) -> None:
         """Copy the text written since the last call."""
-        while not self.trouble and await self._copy_piece():
+        # A piece that is not full ends the copy: a rank that writes without a pause would never be shown.
+        while len(await self._copy_piece()) == MAX_PIECE_BYTES:
             pass
 
     async def _copy_piece(self) -> bytes:
@@ -72,7 +73,8 @@ async def find_remote_logs(attachment: Attachment, folder: Path) -> tuple[list[R
     found = []
     for node, listing in answers.items():
         for file in (RunFile(*each) for each in listing):
-            if "/" in file.path and file.is_log:
+            # ``is_of_a_run`` refuses paths that lead out of the folder.
+            if "/" in file.path and file.is_log and is_of_a_run(file.path):
                 copy = folder / str(node) / file.path
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 found.append(RemoteLog(attachment, node, file, copy))

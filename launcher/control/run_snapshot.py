@@ -17,6 +17,8 @@ from .recorded_run import RecordedRun
 
 MAX_BYTES: Final = 2 << 30  # limit for all files of a snapshot in total
 
+_MAX_TIME_S: Final = 1 << 40  # later times, and infinite ones, are malformed
+
 
 @dataclass
 class RunSnapshot:
@@ -114,5 +116,9 @@ def _lines(data: bytes, run: str) -> Iterator[dict[str, Any]]:
             facts = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(facts, dict) and facts.get("run") == run and isinstance(facts.get("time"), float | int):
+        if isinstance(facts, dict) and facts.get("run") == run and _is_time(facts.get("time")):
             yield facts
+
+
+def _is_time(seconds: Any) -> bool:
+    return isinstance(seconds, float | int) and abs(seconds) < _MAX_TIME_S

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from rlinf_async._inspection.state.run_report import Activity, ActivityState, ProcessReport, to_data
 
 from .attachment import Attachment
 from .run_view import RunView, look, span_of
 from .text_output import TextOutput, age
+
+_MAX_INDENTS: Final = 41  # of a task that twenty others await, each by the next
 
 
 async def show_stacks(attachment: Attachment, output: TextOutput, words: str | None) -> None:
@@ -69,21 +71,22 @@ def stack_lines(processes: Sequence[ProcessReport]) -> Iterator[str]:
     shown: set[str] = set()
     roots = [each for each in process.activities if each.name not in awaited] or process.activities
     for activity in (*roots, *process.activities):  # the second part covers cycles, which no root reaches
-        yield from _lines_of(activity, by_name, shown, 1)
+        yield from _lines_of(activity, by_name, shown)
 
 
-def _lines_of(activity: Activity, by_name: dict[str, Activity], shown: set[str], depth: int) -> Iterator[str]:
-    if activity.name in shown:
-        return
-    shown.add(activity.name)
-    indent = "  " * depth
-    yield indent + _headline(activity)
-    yield from (f"{indent}  {'>' if frame.users else ' '} {frame}" for frame in activity.stack)
-    if not activity.stack and activity.line:
-        yield f"{indent}    {activity.line}"
-    for name in activity.awaits:
-        if name in by_name:
-            yield from _lines_of(by_name[name], by_name, shown, depth + 2)
+def _lines_of(root: Activity, by_name: dict[str, Activity], shown: set[str]) -> Iterator[str]:
+    waiting = [(root, 1)]
+    while waiting:
+        activity, depth = waiting.pop()
+        if activity.name in shown:
+            continue
+        shown.add(activity.name)
+        indent = "  " * min(depth, _MAX_INDENTS)
+        yield indent + _headline(activity)
+        yield from (f"{indent}  {'>' if frame.users else ' '} {frame}" for frame in activity.stack)
+        if not activity.stack and activity.line:
+            yield f"{indent}    {activity.line}"
+        waiting += [(by_name[name], depth + 2) for name in reversed(activity.awaits) if name in by_name]
 
 
 def _headline(activity: Activity) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import sys
@@ -21,6 +22,8 @@ class TextOutput:
         self.as_json = as_json
         self._stream = stream
         self._is_terminal = stream.isatty()
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # a file's name may be no text in the stream's encoding
 
     def json(self, data: Any) -> None:
         self._write(json.dumps(data))

@@ -236,25 +236,26 @@ class Channels:
         # A producer may have told another process about its put, and that process's question may be read first.  So the
         # daemon reads the producers' sockets before it answers, once for all questions of one turn of the loop.
         # tests/launcher/daemon/test_channels.py::test_a_question_is_answered_after_producers_sockets_are_read
-        while self._questions or self._closing:
-            questions, self._questions = self._questions, []
-            closing, self._closing = self._closing, []
-            asked = {frame[4]: self._hosted[frame[4]] for frame in questions if frame[4] in self._hosted}
-            asked |= {hosted.number: hosted for hosted, _ in closing}
-            for connection in {each for hosted in asked.values() for each in self._producers(hosted, 0)}:
-                connection.read_available()
-            for _, drained in closing:
-                if not drained.done():
-                    drained.set_result(None)
-            for frame in questions:
-                hosted = self._hosted.get(frame[4])
-                if hosted is None:
-                    self._replies.send(frame[2], frame[4], "gone", "")
-                    continue
-                try:
-                    self._handle(hosted, frame, [])
-                except Exception:
-                    logger.exception("a frame of kind %d could not be handled", frame[0])
+        # Questions that this reads are answered in the next turn; otherwise, processes that ask without a pause would
+        # keep the daemon here for ever.
+        questions, self._questions = self._questions, []
+        closing, self._closing = self._closing, []
+        asked = {frame[4]: self._hosted[frame[4]] for frame in questions if frame[4] in self._hosted}
+        asked |= {hosted.number: hosted for hosted, _ in closing}
+        for connection in {each for hosted in asked.values() for each in self._producers(hosted, 0)}:
+            connection.read_available()
+        for _, drained in closing:
+            if not drained.done():
+                drained.set_result(None)
+        for frame in questions:
+            hosted = self._hosted.get(frame[4])
+            if hosted is None:
+                self._replies.send(frame[2], frame[4], "gone", "")
+                continue
+            try:
+                self._handle(hosted, frame, [])
+            except Exception:
+                logger.exception("a frame of kind %d could not be handled", frame[0])
 
     # -- what follows -------------------------------------------------------------------------------------------
 

@@ -92,10 +92,10 @@ class Leftovers:
             return
         # A tracker's pipe closes when the last process that could use the memory ends, so its timeout starts only now.
         # tests/test_orphans.py::test_nothing_is_left_of_a_plain_script
-        trackers = [pid for pid in left if self._watch(pid)]
-        if trackers:
-            self._loop.call_later(TRACKERS_S, self._kill, trackers)
-        else:
+        for pid in left:
+            if self._watch(pid):
+                self._loop.call_later(TRACKERS_S, self._kill, pid)
+        if not self._ending:
             self._on_gone()
 
     def _is_left(self, pid: int) -> bool:
@@ -103,7 +103,7 @@ class Leftovers:
             return True
         try:
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:
+        except (FileNotFoundError, ProcessLookupError, PermissionError):  # a lack of descriptors says nothing
             return False
         if self._marker in variables:
             return True
@@ -134,10 +134,9 @@ class Leftovers:
         remove_cuda_files(pid)
         self._sweep()  # the process's orphans are now children of this daemon
 
-    def _kill(self, pids: list[int]) -> None:
-        for pid in pids:
-            if pid in self._ending:
-                signal.pidfd_send_signal(self._ending[pid], signal.SIGKILL)
+    def _kill(self, pid: int) -> None:
+        if pid in self._ending:
+            signal.pidfd_send_signal(self._ending[pid], signal.SIGKILL)
 
 
 def _is_ending(pid: int) -> bool:

@@ -66,8 +66,7 @@ class SubWorkers:
         }
         # If the old parent ended between two reads of /proc, a second pass finds the new parent.
         for ancestor in (pid, pid):
-            while ancestor > 1:
-                ancestor = _parent_of(ancestor)
+            while (ancestor := _parent_of(ancestor)) > 1:  # 0 is also the pid of a worker that has not been forked yet
                 if ancestor in workers:
                     return workers[ancestor]
         return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os.path
 import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -155,7 +156,7 @@ class HostCheck:
 
     def _folder(self, folder: Path) -> Path:
         """Return a folder as the user typed it, or resolved if ``--sync`` is used, to find it in the shipped folder."""
-        return folder if self._options.sync is None else folder.resolve()
+        return folder if self._options.sync is None else Path(os.path.realpath(folder))
 
     def judge(self) -> dict[int, str]:
         """Map ranks to error texts from checks that compare all answers or need this machine's facts."""

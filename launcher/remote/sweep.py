@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
+from rlinf_async import settings
 from rlinf_async._wire.lifeline import Lifeline, fresh_marker
 from rlinf_async._wire.mesh import on_all_nodes
 from rlinf_async.errors import LaunchError
@@ -26,15 +27,17 @@ async def sweep(
     Raises LaunchError, before any kill, if a daemon of the run answers on some host.
     """
     lifelines: dict[int, Lifeline] = {}
+    slots = asyncio.Semaphore(int(settings.SSH_AT_ONCE()))
     by = f"a sweep (rlinf-launch --sweep, pid {os.getpid()} on {os.uname().nodename})"
 
     async def look(rank: int) -> dict[str, Any]:
         node, marker = nodes[rank], fresh_marker()
         prelude = shipment("sweeper", {"run": run, "marker": marker, "by": by})
-        lifelines[rank] = await Lifeline.start(
-            node.connector.argv, name=node.name, marker=marker, prelude=prelude, explain=node.connector.explain
-        )
-        return await lifelines[rank].receive(None)
+        async with slots:
+            lifelines[rank] = await Lifeline.start(
+                node.connector.argv, name=node.name, marker=marker, prelude=prelude, explain=node.connector.explain
+            )
+            return await lifelines[rank].receive(None)
 
     async def end(rank: int) -> dict[str, Any]:
         if rank in failures:

@@ -6,6 +6,7 @@ Like ``preflight.py``, it is one file that needs only the standard library, in t
 # ruff: noqa: UP006, UP035
 
 import contextlib
+import glob
 import json
 import os
 import shutil
@@ -221,9 +222,11 @@ def run_dirs(run: str) -> List[Path]:
     found: Dict[str, Any] = {}
     for base in filter(None, bases):
         for name in (f"rlinf-{os.getuid()}-{run}", f"rlinf-{run}"):
-            for place in [Path(base, name), *Path(base).glob(name + "-*")]:
-                if place.is_dir() and not place.is_symlink() and place.stat().st_uid == os.getuid():
-                    found[str(place)] = place
+            pattern = os.path.join(glob.escape(base), name)  # noqa: PTH118  # Path.glob may raise
+            for place in map(Path, glob.glob(pattern) + glob.glob(pattern + "-*")):  # noqa: PTH207
+                with contextlib.suppress(OSError):  # it was just removed
+                    if place.is_dir() and not place.is_symlink() and place.stat().st_uid == os.getuid():
+                        found[str(place)] = place
     return [found[name] for name in sorted(found)]
 
 

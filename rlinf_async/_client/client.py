@@ -319,7 +319,11 @@ class NodeClient:
         if error is not None:
             self._requests.refuse(request, error)
         else:
-            self._send_request(target, request.number, operation)
+            try:
+                self._send_request(target, request.number, operation)
+            except Exception as failure:  # a value cannot be packed
+                self._requests.refuse(request, failure)
+                raise
         return request
 
     def _send_request(self, node: int, number: int, operation: Operation[Any]) -> None:

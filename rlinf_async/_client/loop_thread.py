@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 import uvloop
 
+from rlinf_async._core.segment import close_fds
 from rlinf_async._waits.thread_gate import reads
+
+# Number of descriptors that a process's first uvloop opens, with a margin.
+_LOOP_DESCRIPTORS: Final = 8
 
 
 class LoopThread:
@@ -26,7 +31,7 @@ class LoopThread:
         loop: asyncio.AbstractEventLoop | None = None,
         on_error: Callable[[BaseException], None] | None = None,
     ) -> None:
-        self.loop = loop or uvloop.new_event_loop()
+        self.loop = loop or _new_loop()
         self._on_error = on_error
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -62,3 +67,14 @@ class LoopThread:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    # If too few descriptors are free, raise OSError here, because libuv would abort the process.
+    free: list[int] = []
+    try:
+        while len(free) < _LOOP_DESCRIPTORS:
+            free.append(os.eventfd(0))
+    finally:
+        close_fds(free)
+    return uvloop.new_event_loop()

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlinf_async._client import peer_activity
 from rlinf_async._inspection.state.run_report import Target, TargetKind
-from rlinf_async._waits import slow_waits, user_code
+from rlinf_async._waits import loop_watch, slow_waits, user_code
 from rlinf_async.errors import ClosedError, ForkedProcessError
 from rlinf_async.work import Work, needs_of
 
@@ -79,6 +79,8 @@ class Task(Work[Any]):
             self.cancel()
 
     def _wait_for_thread(self, timeout: float | None) -> None:
+        if self._task is not None:
+            loop_watch.check_open(self._task.get_loop(), self._describe)
         # A worker's ``def`` method runs on the thread of the loop on which an ``async def`` method started this task.
         # The method blocks that loop, so the wait would never end: tests/weights/waiting/test_bridge.py::
         # test_a_wait_does_not_block_the_loop_that_its_work_needs

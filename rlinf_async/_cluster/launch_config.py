@@ -66,6 +66,14 @@ def read_config(given: Any) -> ClusterConfig | None:
     return config
 
 
+MAX_LOCAL_NODES: Final = 1024
+
+
+def check_local_nodes(count: Any) -> None:
+    if count is not None and (type(count) is not int or not 1 <= count <= MAX_LOCAL_NODES):
+        raise ConfigError(f"local_nodes must be a number of nodes from 1 to {MAX_LOCAL_NODES}, got {count!r}")
+
+
 def wanted_nodes(num_nodes: int | None, config: ClusterConfig | None) -> int | None:
     """Return the number of nodes that the script needs; None for all.
 

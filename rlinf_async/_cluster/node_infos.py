@@ -13,7 +13,7 @@ from rlinf_async._core import codec, operations
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async.address import NodeInfo
 from rlinf_async.configuration import ClusterConfig
-from rlinf_async.errors import ConfigError
+from rlinf_async.errors import ConfigError, SerializationError
 from rlinf_async.hardware import EXTENSION, Accelerator
 
 logger = own_logger(__name__)
@@ -94,8 +94,14 @@ async def _inventories(
         pickled, warning = await request.async_wait()
         if warning:
             logger.warning(warning)
-        # Build a codec body: the byte 0 and one pickle.
-        found[rank] = tuple(codec.decode(b"\0" + bytes.fromhex(pickled)))
+        try:
+            # Build a codec body: the byte 0 and one pickle.
+            found[rank] = tuple(codec.decode(b"\0" + bytes.fromhex(pickled)))
+        except SerializationError as error:
+            raise ConfigError(
+                f"the hardware of node {rank}: {error}\n"
+                f"  fix: the script must be able to import the module that {EXTENSION} names, too"
+            ) from error
     return found
 
 

@@ -85,7 +85,7 @@ def declared_gpus(asked: int | None, *, joins: bool, environ: Mapping[str, str])
         return None
     said: Any = asked
     if asked is None and (text := environ.get(_FAKE_GPUS)):
-        said = int(text) if text.isascii() and text.isdecimal() else text
+        said = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else text
     if said is None or (type(said) is int and 0 <= said <= MAX_FAKE_GPUS):
         return said
     name = f"${_FAKE_GPUS}" if asked is None else "fake_gpus"
@@ -99,7 +99,7 @@ def _environment(run: str) -> dict[str, str]:
     launcher = importlib.util.find_spec("rlinf_launcher")
     if launcher is None or launcher.origin is None or Path(launcher.origin).resolve().parents[1] != home:
         raise LaunchError(f"rlinf_async is imported from {home}, which is not installed here: pip install -e {home}")
-    found_by_path = any(Path(entry or ".").resolve() == home for entry in sys.path)
+    found_by_path = any(os.path.realpath(entry or ".") == str(home) for entry in sys.path)  # Path.resolve may raise
     if found_by_path and home.name not in ("site-packages", "dist-packages"):
         path = [str(home), os.environ.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(entry for entry in path if entry)

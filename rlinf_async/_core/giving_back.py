@@ -50,13 +50,18 @@ class GivingBack:
         # While the first send runs, without the lock, it stays at the head of the deque, so that another thread's later
         # send waits.
         while self.held:
-            with self._lock:
-                if self._is_sending or not self.held or any(get in self.open for get in self.held[0][0]):
-                    return
-                self._is_sending = True
+            is_mine = has_begun = False
             try:
-                self.held[0][1]()
-            finally:
                 with self._lock:
-                    self.held.popleft()
-                    self._is_sending = False
+                    if self._is_sending or not self.held or any(get in self.open for get in self.held[0][0]):
+                        return
+                    self._is_sending = is_mine = True
+                send = self.held[0][1]
+                has_begun = True
+                send()
+            finally:  # also if a signal handler raises between two of these lines
+                if is_mine:
+                    with self._lock:
+                        self._is_sending = False
+                        if has_begun:
+                            self.held.popleft()

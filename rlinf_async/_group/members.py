@@ -145,7 +145,8 @@ class Members:
         self._reported: dict[int, tuple[int, bool]] = {}
         self.by_rank = False
         self.version = 0  # incremented whenever a rank gets a new endpoint
-        self._lock = threading.Lock()
+        # Reentrant: in the middle of a call, a signal handler may close the group, and a finalizer may make a call.
+        self._lock = threading.RLock()
         self._pending: list[WaitingCall] = []
         # Calls, each with its slot, that a rank's death left unanswered and that must be sent again.
         self._repeats: list[tuple[GroupCallee, Handle, int]] = []

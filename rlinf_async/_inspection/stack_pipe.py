@@ -15,6 +15,7 @@ import contextlib
 import faulthandler
 import os
 import signal
+import threading
 from typing import Final
 
 from rlinf_async._inspection.state.stack_dump import SIGNAL
@@ -24,24 +25,29 @@ _NONE: Final = -1
 _fd = _NONE
 _users = 0
 
+# Held by ``acquire`` and ``release``, as several threads may have clusters; reentrant, as a finalizer may close one.
+_lock = threading.RLock()
+
 
 def acquire() -> int | None:
     """Return the descriptor, opening it if necessary; None if that fails."""
     global _fd, _users
-    if _fd == _NONE:
-        _fd = _opened()
-    if _fd == _NONE:
-        return None
-    _users += 1
-    return _fd
+    with _lock:
+        if _fd == _NONE:
+            _fd = _opened()
+        if _fd == _NONE:
+            return None
+        _users += 1
+        return _fd
 
 
 def release() -> None:
     """End one client's use; the last release closes the pipe."""
     global _users
-    _users = max(0, _users - 1)
-    if _users == 0:
-        _close()
+    with _lock:
+        _users = max(0, _users - 1)
+        if _users == 0:
+            _close()
 
 
 def _opened() -> int:
@@ -77,8 +83,8 @@ def _close() -> None:
 
 
 def _leave_to_parent() -> None:
-    global _users
-    _users = 0
+    global _users, _lock
+    _users, _lock = 0, threading.RLock()
     _close()
 
 

@@ -103,7 +103,7 @@ def _address(fd: int) -> str:
             address = copy.getpeername()
         except OSError:
             address = copy.getsockname()
-        if isinstance(address, tuple):
+        if copy.family in (socket.AF_INET, socket.AF_INET6):
             host = f"[{address[0]}]" if ":" in address[0] else address[0]
             return f"{host}:{address[1]}"
         return address.decode(errors="replace").lstrip("\0") if isinstance(address, bytes) else str(address)

@@ -10,6 +10,7 @@ import inspect
 import io
 import itertools
 import logging
+import operator
 import os
 import random
 import shutil
@@ -88,7 +89,7 @@ class SimCluster:
         self._faults = faults
         self._drift = drift
         self._rates: list[float] = []
-        self.seed = seed
+        self.seed = operator.index(seed)
         self.scheduler: Scheduler
         self.nodes: list[SimNode] = []
         self.copies: list[str] = []
@@ -142,9 +143,12 @@ class SimCluster:
                     traceback.clear_frames(error.__traceback__)  # frames would keep the whole simulation alive
                     raise
                 finally:
+                    first = sys.exc_info()[1]
                     with _silence(), contextlib.ExitStack() as cleanup:
                         cleanup.callback(home.enter)
                         cleanup.callback(self._discard_remains)
+                        if first is not None:  # a Ctrl-C, for example, in a turn that does not end
+                            cleanup.enter_context(contextlib.suppress(SimulationError))
                         self._end()
         finally:
             clock.monotonic = real_clock
@@ -367,7 +371,7 @@ def _seed_generators(seed: int) -> Callable[[], None]:
     numbers, tensors = numpy.random.get_state(), torch.get_rng_state()
     random.seed(seed)
     numpy.random.seed(seed & 0xFFFFFFFF)
-    torch.manual_seed(seed)
+    torch.manual_seed(seed & 0xFFFFFFFFFFFFFFFF)
 
     def restore() -> None:
         random.setstate(state)

@@ -245,9 +245,11 @@ def warn(rows: Iterable[tuple[Waitable, float, Waiter]], now: float) -> None:
             _warn_once(same, now)
         except Exception:  # a failed warning must not end the user's wait
             logger.exception("no word could be said about %d waits", len(same))
-    for listener in list(_listeners) if alike else ():
+    # The copy is atomic: a thread that adds a listener would end the loop, and with it the user's wait.
+    for reference in _listeners.keyrefs() if alike else ():
         try:
-            listener._on_long_wait()
+            if (listener := reference()) is not None:
+                listener._on_long_wait()
         except Exception:
             logger.exception("nothing more could be said about a wait")
 
@@ -258,7 +260,7 @@ class LongWaitListener(Protocol):
 
 
 def add_listener(listener: LongWaitListener) -> None:
-    _listeners.add(listener)
+    _listeners[listener] = None
 
 
 def duration_since(since: float, now: float) -> str:
@@ -324,7 +326,7 @@ def _forget() -> None:
 
 
 _lock = threading.Lock()
-_listeners: weakref.WeakSet[LongWaitListener] = weakref.WeakSet()
+_listeners: weakref.WeakKeyDictionary[LongWaitListener, None] = weakref.WeakKeyDictionary()
 _loops: weakref.WeakSet[LoopWaits] = weakref.WeakSet()
 _threads = WaitTable()
 _until: dict[Hashable, float] = {}  # maps the key of a thread's row to the time at which its wait times out

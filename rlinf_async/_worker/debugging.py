@@ -162,7 +162,7 @@ class Debugger:
             return sys.__breakpointhook__(*args, **kwargs)
         frame = sys._getframe(1)
         if not self._is_ending:
-            self._pdb().stop(frame, frame)
+            self._pdb().stop(frame, frame, waits=True)
         return None
 
     def post_mortem(self, error: BaseException) -> None:
@@ -233,7 +233,9 @@ class Debugger:
 
     # -- at the prompt, on the stopped thread -------------------------------------------------------------------------
 
-    def stopped(self, frame: FrameType, line: int, why: str, limit: float | None, talk: Callable[[], None]) -> None:
+    def stopped(
+        self, frame: FrameType, line: int, why: str, limit: float | None, talk: Callable[[], None], *, waits: bool
+    ) -> None:
         """Run a pdb session; other threads that stop during the session wait for its lock."""
         with self._turn:
             if self._is_ending:
@@ -243,6 +245,11 @@ class Debugger:
                 self._lines.get()
             self._stopped_at = f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}(){why}"
             self._is_wanted = False
+            # The operator may have left before ``_leave`` could see this stop. Only ``breakpoint()`` and a post mortem
+            # wait for one to come.
+            if not waits and not self.is_attached:
+                self._stopped_at = ""
+                return
             self._report_stop(self._stopped_at)
             try:
                 talk()
@@ -304,9 +311,12 @@ class _Pdb(pdb.Pdb):
         self._suspended: Sequence[FrameType] = ()
         self._error = ""
         self._limit: float | None = None
+        self._waits = False
         self.is_armed = False
 
-    def stop(self, innermost: FrameType, users: FrameType, suspended: Sequence[FrameType] = ()) -> None:
+    def stop(
+        self, innermost: FrameType, users: FrameType, suspended: Sequence[FrameType] = (), *, waits: bool = False
+    ) -> None:
         """Open the prompt at a user's frame.
 
         Args:
@@ -316,7 +326,7 @@ class _Pdb(pdb.Pdb):
         # Stop tracing first: pdb would open a prompt in its own code.
         sys.settrace(None)
         self._mark(innermost)
-        self._suspended = suspended
+        self._suspended, self._waits = suspended, waits
         self.interaction(users, None)
         # The user has set a breakpoint or is stepping.
         if self.breaks or self.stopframe is not self.botframe or self.stoplineno != -1:
@@ -345,9 +355,9 @@ class _Pdb(pdb.Pdb):
         self.botframe = frames_from(innermost)[0]
 
     def trace_dispatch(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if self.is_armed and not self._debugger.is_attached:  # the operator has left
+        if not self._debugger.is_attached:  # the operator has left
             self.is_armed = False
-            self.set_continue()
+            self._go_on()
             return None
         return super().trace_dispatch(frame, event, arg)
 
@@ -367,7 +377,8 @@ class _Pdb(pdb.Pdb):
             where, line = last.tb_frame, last.tb_lineno
         why = f" ({self._error})" if self._error else ""
         talk = functools.partial(super().interaction, frame, traceback)
-        self._debugger.stopped(where, line, why, self._limit, talk)
+        waits, self._waits = self._waits or traceback is not None, False
+        self._debugger.stopped(where, line, why, self._limit, talk, waits=waits)
         self._suspended = ()
 
     def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.requests import DaemonRequest
-from rlinf_async._core import operations
+from rlinf_async._core import operations, process
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._waits import slow_waits
@@ -159,6 +159,10 @@ class Acquisition(Work[None]):
     def _abandon(self) -> None:
         self.undo()
         self._settle(error=ClosedError(f"{self._describe()} was given up"))
+
+    def _lose_interest(self) -> None:  # its task may be cancelled before the first step, after the grant
+        if self._pid == process.pid:
+            self._abandon()
 
     def _expire(self) -> None:
         with self._of._guard:

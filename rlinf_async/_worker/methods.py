@@ -113,18 +113,18 @@ class Methods:
             return MethodKind.DEF, self.worker._meet_at
         try:
             function: Any = getattr(self.worker, method, None)
-        except BaseException as error:  # a property or __getattr__ raised it: only this call fails
+            if method.startswith("_") or not callable(function):
+                return MethodKind.DEF, _Missing(self.worker, method)
+            if method in self.concurrent:
+                kind = MethodKind.CONCURRENT
+            elif inspect.isasyncgenfunction(function):
+                kind = MethodKind.STREAM
+            elif inspect.iscoroutinefunction(function):
+                kind = MethodKind.COROUTINE
+            else:
+                kind = MethodKind.DEF
+        except BaseException as error:  # user code, such as __getattr__, raised it: only this call fails
             return MethodKind.DEF, functools.partial(_fail, error)
-        if method.startswith("_") or not callable(function):
-            return MethodKind.DEF, _Missing(self.worker, method)
-        if method in self.concurrent:
-            kind = MethodKind.CONCURRENT
-        elif inspect.isasyncgenfunction(function):
-            kind = MethodKind.STREAM
-        elif inspect.iscoroutinefunction(function):
-            kind = MethodKind.COROUTINE
-        else:
-            kind = MethodKind.DEF
         if method == ON_RESTART:
             function = functools.partial(_run_hook, function)
         self._known[method] = (kind, function)

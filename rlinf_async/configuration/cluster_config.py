@@ -9,11 +9,12 @@ from typing import Any
 
 from rlinf_async import settings
 from rlinf_async.address import NodeInfo
-from rlinf_async.configuration.document import Origin, Steps, load_document, origin_of, plain
+from rlinf_async.configuration.document import Origin, Steps, item, load_document, origin_of, plain
 from rlinf_async.configuration.metrics_config import MetricsConfig, read_metrics
 from rlinf_async.configuration.net_emulation import NetEmulationConfig, read_net_emulation
 from rlinf_async.configuration.node_group import NodeGroup, built_in_groups
 from rlinf_async.configuration.node_group_config import NodeGroupConfig, read_node_groups
+from rlinf_async.configuration.ranks import MAX_RANKS
 from rlinf_async.configuration.restart_policy import RestartPolicy, read_supervision
 from rlinf_async.configuration.section import Section, misplaced
 from rlinf_async.errors import ConfigError
@@ -91,7 +92,7 @@ class ClusterConfig:
         if "cluster" in cfg_dict:
             # Read only this section, because interpolations in other sections may refer to values that only the job can
             # resolve.
-            values = cfg_dict["cluster"]
+            values = item(cfg_dict, "cluster", (), origin)
             if not isinstance(values, Mapping):
                 raise misplaced(steps, origin, f"the section must be a mapping, got {values!r}")
         elif origin is not None:
@@ -212,8 +213,10 @@ def _read(values: Mapping[Any, Any], steps: Steps, origin: Origin | None) -> Clu
     keys = [each.name for each in fields(ClusterConfig) if each.name not in ("values", "origin")]
     section = Section(values, steps, origin, kind="cluster", known=keys)
     num_nodes = section.get("num_nodes", 0)
-    if not isinstance(num_nodes, int) or isinstance(num_nodes, bool) or (num_nodes < 1 and "num_nodes" in section):
-        raise section.error(f"'num_nodes' must be a positive integer, got {num_nodes!r}", "num_nodes")
+    least = 1 if "num_nodes" in section else 0
+    if not isinstance(num_nodes, int) or isinstance(num_nodes, bool) or not least <= num_nodes <= MAX_RANKS:
+        text = f"'num_nodes' must be a positive integer, got {num_nodes!r}; the largest is {MAX_RANKS}"
+        raise section.error(text, "num_nodes")
     entries = section.entries("node_groups")
     if entries and not num_nodes:
         raise section.error("'num_nodes' must be given where there are node_groups", "node_groups")

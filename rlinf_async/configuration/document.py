@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,32 +55,16 @@ def load_document(path: str | Path, overrides: Sequence[str] = ()) -> Document:
     Raises:
         ConfigError: the file cannot be read or is not a YAML mapping, or an override is malformed.
     """
-    import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot read the configuration: {error}") from error
-    try:
-        tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        loaded = OmegaConf.create(text) if text.strip() else OmegaConf.create()
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or error
-        raise ConfigError(
-            f"{path}{line}: this is no YAML: {problem}\n"
-            "  fix: write `name: value` lines; the configuration has a section 'cluster:'"
-        ) from error
+    loaded, origin = read_yaml(path)
     if not OmegaConf.is_dict(loaded):
         raise ConfigError(f"{path}: a configuration is a mapping, with a section 'cluster'")
     try:
         merged = OmegaConf.merge(loaded, OmegaConf.from_dotlist(list(overrides)))
-    except (OmegaConfBaseException, yaml.YAMLError) as error:
+    except Exception as error:
         raise ConfigError(f"{path}: cannot be overridden by {' '.join(overrides)}: {error}") from error
-    origin = _origin(path, tree)
     values = {}
     for key in merged:
         try:
@@ -91,17 +76,46 @@ def load_document(path: str | Path, overrides: Sequence[str] = ()) -> Document:
     return Document(values, origin)
 
 
-def find_origin(path: str | Path, text: str) -> Origin:
-    """Return the origin of YAML text. The caller passes the text because a pipe cannot be read twice."""
+def read_yaml(path: str | Path) -> tuple[Any, Origin]:
+    """Read a YAML file, once because it may be a pipe; return what OmegaConf makes of it, and its lines.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not YAML, or has a value that OmegaConf does not take.
+    """
     import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
-    return _origin(path, yaml.compose(text, Loader=yaml.SafeLoader))
-
-
-def _origin(path: str | Path, tree: Any) -> Origin:
     lines: dict[Steps, int] = {}
-    _note_lines(tree, (), lines)
-    return Origin(str(path), lines)
+    origin = Origin(str(path), lines)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # a ValueError: the text is not UTF-8, or the path has a zero byte
+        raise ConfigError(f"{path}: cannot read the configuration: {error}") from error
+    try:
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        loaded = OmegaConf.load(io.StringIO(text))
+        _note_lines(tree, (), lines)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark is not None else ""
+        raise _unreadable(f"{path}{line}", getattr(error, "problem", None) or str(error)) from error
+    except OmegaConfBaseException as error:
+        _note_lines(tree, (), lines)
+        steps = tuple((error.full_key or "").split("."))
+        raise _unreadable(
+            origin.locate(steps), f"{error.full_key or 'its top'}: {str(error).splitlines()[0]}"
+        ) from error
+    except Exception as error:  # of int() or float() on a tagged or long number, or a RecursionError
+        raise _unreadable(str(path), f"{type(error).__name__}: {error}") from error
+    return loaded, origin
+
+
+def _unreadable(where: str, problem: str) -> ConfigError:
+    return ConfigError(
+        f"{where}: this cannot be read as YAML: {problem}\n"
+        "  fix: write `name: value` lines; the configuration has a section 'cluster:'"
+    )
 
 
 def origin_of(config: Any) -> Origin | None:
@@ -119,9 +133,9 @@ def plain(value: Any, steps: Steps = (), origin: Origin | None = None) -> Any:
         ConfigError: an interpolation cannot be resolved.
     """
     if isinstance(value, Mapping):
-        return {key: plain(_item(value, key, steps, origin), (*steps, key), origin) for key in value}
+        return {key: plain(item(value, key, steps, origin), (*steps, key), origin) for key in value}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [plain(_item(value, number, steps, origin), (*steps, number), origin) for number in range(len(value))]
+        return [plain(item(value, number, steps, origin), (*steps, number), origin) for number in range(len(value))]
     return value
 
 
@@ -133,7 +147,8 @@ def name_steps(steps: Steps) -> str:
     return text
 
 
-def _item(container: Any, key: Any, steps: Steps, origin: Origin | None) -> Any:
+def item(container: Any, key: Any, steps: Steps, origin: Origin | None) -> Any:
+    """Return an entry of the container at ``steps``; None for ``???``. Raises ConfigError like ``plain``."""
     if "omegaconf" not in sys.modules:
         return container[key]
     from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException

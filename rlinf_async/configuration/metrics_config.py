@@ -30,7 +30,8 @@ class MetricsConfig:
         host, _, port = str(self.address).rpartition(":")
         try:
             ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
-            is_address = isinstance(self.address, str) and port.isdecimal() and int(port) < 1 << 16
+            is_port = port.isascii() and port.isdecimal() and int(port) < 1 << 16
+            is_address = isinstance(self.address, str) and is_port and host.startswith("[") == host.endswith("]")
         except ValueError:
             is_address = False
         if not is_address:

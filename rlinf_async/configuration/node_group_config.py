@@ -88,7 +88,7 @@ def _read_group(entry: Mapping[Any, Any], path: Steps, origin: Origin | None, nu
     if label in RESERVED:
         raise section.error(f"the label {label!r} is reserved for the group of all nodes: choose another", "label")
     node_ranks = read_node_ranks(section, range(num_nodes))
-    hardware = _read_hardware(section, node_ranks)
+    hardware = _read_hardware(section, node_ranks, num_nodes)
     hardware_type = section.text("hardware_type")
     ignore_hardware = section.flag("ignore_hardware")
     if hardware is not None and hardware_type is not None:
@@ -115,7 +115,7 @@ def _read_group(entry: Mapping[Any, Any], path: Steps, origin: Origin | None, nu
     )
 
 
-def _read_hardware(section: Section, node_ranks: Sequence[int]) -> NodeHardwareConfig | None:
+def _read_hardware(section: Section, node_ranks: Sequence[int], num_nodes: int) -> NodeHardwareConfig | None:
     described = section.get("hardware")
     if described is None:
         return None
@@ -141,6 +141,10 @@ def _read_hardware(section: Section, node_ranks: Sequence[int]) -> NodeHardwareC
                 number,
                 "node_rank",
             )
+        for name, value in vars(config).items():  # such as the node that drives a robot
+            if name.endswith("_node_rank") and isinstance(value, int) and not 0 <= value < num_nodes:
+                text = f"{name} {value} of a {hardware.type} is not there: the cluster has {num_nodes} nodes"
+                raise section.error(text, "hardware", "configs", number, name)
     return hardware
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, Final
 
 from rlinf_async.errors import ConfigError
+
+MAX_RANKS: Final = 1 << 16
+"""Limit for one range and for ``num_nodes``; a larger number is probably a typing error, and would fill the memory."""
 
 _RANKS = re.compile(r"([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?", re.ASCII)
 
@@ -23,6 +26,8 @@ def parse_range(text: str, whole: str) -> range:
     start, end = int(match[1]), int(match[2] or match[1])
     if end < start:
         raise ConfigError(f"Start rank {start} must be less than or equal to end rank {end} in {whole!r}")
+    if end - start >= MAX_RANKS:
+        raise ConfigError(f"{text.strip()!r} in {whole!r} is {end - start + 1} ranks, more than {MAX_RANKS}")
     return range(start, end + 1)
 
 
@@ -83,6 +88,6 @@ def _parts(rank_config: Any) -> list[str]:
         return [part.strip() for part in rank_config.split(",")]
     if isinstance(rank_config, int) and not isinstance(rank_config, bool):
         return [str(rank_config)]
-    if isinstance(rank_config, Sequence) and rank_config:
+    if isinstance(rank_config, Sequence) and not isinstance(rank_config, bytes) and rank_config:
         return [part for entry in rank_config for part in _parts(entry)]
     raise ConfigError(f"Invalid rank format {rank_config!r}, expected something such as 3, 0-3, 0-3,6 or all")

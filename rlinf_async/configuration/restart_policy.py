@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -52,7 +53,7 @@ class RestartPolicy:
         if isinstance(self.max_restarts, bool) or not isinstance(self.max_restarts, int) or self.max_restarts < 0:
             raise ConfigError(f"max_restarts must be a whole number that is not negative, got {self.max_restarts!r}")
         is_number = isinstance(self.window, int | float) and not isinstance(self.window, bool)
-        if not is_number or not 0 < self.window < float("inf"):
+        if not is_number or not 0 < self.window <= sys.float_info.max:
             raise ConfigError(f"the window of restarts must be a number of seconds above 0, got {self.window!r}")
 
     @property

@@ -17,14 +17,13 @@ Every unknown key is an error that suggests the most similar known key::
 
 from __future__ import annotations
 
-import io
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rlinf_async.configuration.document import find_origin
+from rlinf_async.configuration.document import Origin, read_yaml
 from rlinf_async.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,19 +66,18 @@ def read_configuration(
         ConfigError: the file cannot be read or is not a YAML mapping, an override is malformed, or a key is unknown,
             missing or of the wrong type. The message names the key, and the file and line or the override.
     """
-    import yaml
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     cfg: DictConfig = OmegaConf.structured(schema)
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        loaded = OmegaConf.load(io.StringIO(text))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    cfg = _merge(cfg, loaded, str(path), components, text)
+    loaded, origin = read_yaml(path)
+    cfg = _merge(cfg, loaded, str(path), components, origin)
     for override in overrides:
         cfg = _merge(cfg, _parse_override(override), f"command line, {override!r}", components)
-    missing = sorted(OmegaConf.missing_keys(cfg))
+    try:
+        missing = sorted(OmegaConf.missing_keys(cfg))
+    except OmegaConfBaseException as error:  # an interpolation
+        raise ConfigError(f"{path}: {error.full_key}: {str(error).splitlines()[0]}") from error
     if missing:
         raise ConfigError(f"{path}: missing {', '.join(missing)}")
     return cfg
@@ -100,27 +98,24 @@ def check_values(cfg: DictConfig, claims: Iterable[Claim], path: Path, overrides
 
 
 def _parse_override(text: str) -> DictConfig:
-    import yaml
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise ConfigError(f"command line, {text!r}: expected key=value, for example runner.seed=1")
-    if key.startswith(_PLACEMENT) and not value.startswith("{"):
-        return OmegaConf.create({"cluster": {"component_placement": {key.removeprefix(_PLACEMENT): value}}})
     try:
+        if key.startswith(_PLACEMENT) and not value.startswith("{"):
+            return OmegaConf.create({"cluster": {"component_placement": {key.removeprefix(_PLACEMENT): value}}})
         return OmegaConf.from_dotlist([text])
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+    except Exception as error:
         raise ConfigError(f"command line, {text!r}: {error}") from error
 
 
 def _merge(
-    cfg: DictConfig, addition: Any, source: str, components: Collection[str], text: str | None = None
+    cfg: DictConfig, addition: Any, source: str, components: Collection[str], origin: Origin | None = None
 ) -> DictConfig:
     """Check the keys of ``addition``, read from the file or override ``source``, and merge it into ``cfg``."""
     from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
     if not isinstance(addition, DictConfig):
         sections = " and ".join(f"{key}:" for key in list(cfg)[:2])
@@ -129,18 +124,18 @@ def _merge(
     assert isinstance(given, dict)
     for prefix, unknown, known in _unknown_keys(cfg, given, components):
         key = f"{prefix}{unknown}"
-        raise ConfigError(f"{_locate(source, text, key)}: unknown key {key}: {_suggest(unknown, known, prefix)}")
+        raise ConfigError(f"{_locate(source, origin, key)}: unknown key {key}: {_suggest(unknown, known, prefix)}")
     try:
         merged = OmegaConf.merge(cfg, addition)
-    except OmegaConfBaseException as error:
-        key = error.full_key or ", ".join(str(name) for name in addition)
-        raise ConfigError(f"{_locate(source, text, key)}: {key}: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # also a TypeError, for a mapping where a list belongs
+        key = getattr(error, "full_key", None) or ", ".join(str(name) for name in addition)
+        raise ConfigError(f"{_locate(source, origin, key)}: {key}: {str(error).splitlines()[0]}") from error
     assert isinstance(merged, DictConfig)
     return merged
 
 
-def _locate(source: str, text: str | None, key: str) -> str:
-    return source if text is None else find_origin(source, text).locate(tuple(key.split(".")))
+def _locate(source: str, origin: Origin | None, key: str) -> str:
+    return source if origin is None else origin.locate(tuple(key.split(".")))
 
 
 def _unknown_keys(

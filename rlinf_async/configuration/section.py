@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -66,7 +67,7 @@ class Section:
         value = self.get(key)
         if value is None:
             return None
-        if not isinstance(value, str) or not value:
+        if not isinstance(value, str) or not value or "\0" in value:
             raise self.error(f"{key} must be a text, got {value!r}", key)
         return value
 
@@ -81,7 +82,7 @@ class Section:
         value = self.get(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
             raise self.error(f"{key} must be a number that is not negative, got {value!r}", key)
         return float(value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import contextlib
 import importlib
 import inspect
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -18,6 +19,8 @@ from rlinf_async.errors import ConfigError
 
 OnUpdate: TypeAlias = Literal["keep", "wait", "abort"]
 ON_UPDATE: Final = ("keep", "wait", "abort")
+
+_UNDO_S: Final = 1.0  # seconds in which an engine must resume after a cancelled pause
 
 KINDS: Final = {
     "vllm": ("rlinf_async.engines.vllm_engine", "VllmEngine"),
@@ -159,7 +162,16 @@ class Engine(abc.ABC):
         An update and the user may both pause the engine at the same time; the last one to resume ends the pause.
         """
         async with self._users_turn:
-            await self._hold()
+            try:
+                await self._hold()
+            except asyncio.CancelledError:
+                # The engine may stop all the same, and then nobody would resume it. The limit is for a hung engine,
+                # which must not hold up this rank's shutdown.
+                if not self._pauses:
+                    with contextlib.suppress(Exception):
+                        async with asyncio.timeout(_UNDO_S):
+                            await self._start_sampling()
+                raise
             self._progress.pause()
 
     async def resume(self) -> None:
@@ -177,8 +189,8 @@ class Engine(abc.ABC):
         try:
             await self._stop_sampling()
         except BaseException:
-            # No caller would resume, so end the pause here. Do not ask the engine to resume: it may be hung, and the
-            # request would then block this rank's shutdown. An engine that stays silent is reported as hung.
+            # No caller would resume, so end the pause here. Do not wait for the engine to resume: it may be hung, and
+            # would then block this rank's shutdown. An engine that stays silent is reported as hung.
             self._end_pause()
             raise
 

@@ -58,10 +58,22 @@ def visible_devices(variable: str, value: str, cards: Sequence[Card]) -> tuple[D
         if card is None:
             break
         devices.append(Device(entry, card.model))
-    if len({device.id for device in devices}) < len(devices):
+    if find_repeated([device.id for device in devices], cards) is not None:
         logger.warning("no device is used: %s=%s names one twice, which its driver refuses", variable, value)
         return ()
     return tuple(devices)
+
+
+def find_repeated(entries: Sequence[str], cards: Sequence[Card]) -> str | None:
+    """Return the first entry that names an earlier entry's device, perhaps by another name; None if there is none."""
+    seen: set[str | int] = set()
+    for entry in entries:
+        card = find_card(entry, cards)
+        device = entry if card is None or entry.startswith("MIG-") else card.index
+        if device in seen:
+            return entry
+        seen.add(device)
+    return None
 
 
 def wanted_device(entry: str, cards: Sequence[Card]) -> Device:
@@ -83,7 +95,7 @@ def wanted_device(entry: str, cards: Sequence[Card]) -> Device:
 def find_card(entry: str, cards: Sequence[Card]) -> Card | None:
     """Return the card named by an entry of a visibility variable; an unambiguous prefix of its UUID suffices."""
     if entry.isascii() and entry.isdecimal():
-        return next((card for card in cards if card.index == int(entry)), None)
+        return next((card for card in cards if str(card.index) == (entry.lstrip("0") or "0")), None)
     if entry.startswith("GPU-"):
         found = [card for card in cards if card.uuid.startswith(entry)]
     elif entry.startswith("MIG-GPU-"):  # a slice's older name is MIG-<card>/<instance>/<instance>

@@ -5,15 +5,18 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import threading
 from collections.abc import Mapping
 from typing import Final
 
+from rlinf_async._core.failures import text_of
 from rlinf_async._core.own_logger import own_logger
 
 EXTENSION: Final = "RLINF_EXT_MODULE"
 """Environment variable that names the user's extension module."""
 
 _loaded: set[str] = set()
+_loading = threading.RLock()
 
 
 def load_extension(environ: Mapping[str, str]) -> str:
@@ -25,18 +28,26 @@ def load_extension(environ: Mapping[str, str]) -> str:
         The warning; empty if the module was loaded, or none is named.
     """
     name = environ.get(EXTENSION, "").strip()
-    if not name or name in _loaded:
+    if not name:
         return ""
-    try:
-        register = getattr(importlib.import_module(name), "register", None)
-        if register is None:
-            raise AttributeError("it has no function register()")
-        register()
-    except (Exception, SystemExit) as error:
-        problem = f"the extension module {name!r} ({EXTENSION}) is not loaded: {type(error).__name__}: {error}"
-        own_logger("RLinf").warning(problem)
-        return problem
-    _loaded.add(name)
+    with _loading:  # a second thread waits until everything is registered
+        if name in _loaded:
+            return ""
+        _loaded.add(name)  # before its functions run, which may come back here
+        try:
+            register = getattr(importlib.import_module(name), "register", None)
+            if register is None:
+                raise AttributeError("it has no function register()")
+            register()
+        except BaseException as error:
+            _loaded.discard(name)
+            if not isinstance(error, Exception | SystemExit):
+                raise
+            problem = (
+                f"the extension module {name!r} ({EXTENSION}) is not loaded: {type(error).__name__}: {text_of(error)}"
+            )
+            own_logger("RLinf").warning(problem)
+            return problem
     return ""
 
 

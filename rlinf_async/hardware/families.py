@@ -11,7 +11,7 @@ from rlinf_async.errors import ConfigError
 from rlinf_async.hardware import sysfs
 from rlinf_async.hardware.accelerator import FAKE_MODEL, AcceleratorFamily, Accelerators, AcceleratorType
 from rlinf_async.hardware.amd import AmdGpus
-from rlinf_async.hardware.cards import Card, Device, wanted_device
+from rlinf_async.hardware.cards import Card, Device, find_repeated, wanted_device
 from rlinf_async.hardware.hardware import Hardware, HardwareConfig, HardwareInfo, HardwareResource
 from rlinf_async.hardware.intel import IntelGpus
 from rlinf_async.hardware.nvidia import NvidiaGpus
@@ -112,7 +112,7 @@ def find_accelerators(
         root: folder that contains ``dev`` and ``sys``.
 
     Raises:
-        ConfigError: ``wanted`` names a device that the node lacks.
+        ConfigError: ``wanted`` names a device that the node lacks, or names one twice.
     """
     if fake is not None:
         declared = tuple(Device(str(index), FAKE_MODEL) for index in range(fake))
@@ -125,6 +125,11 @@ def find_accelerators(
                 devices = family.get_visible(environ, cards)
             else:
                 devices = tuple(wanted_device(entry, cards) for entry in wanted)
+                if (twice := find_repeated(wanted, cards)) is not None:
+                    raise ConfigError(
+                        f"gpus={','.join(wanted)} names a GPU twice, the second time by {twice}\n"
+                        "  fix: name each GPU once in the hosts file"
+                    )
             return Accelerators(name, devices) if devices else Accelerators()
     for entry in wanted or ():
         wanted_device(entry, ())

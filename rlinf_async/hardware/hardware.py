@@ -8,6 +8,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
+from rlinf_async._core.failures import text_of
 from rlinf_async.errors import ConfigError
 
 ConfigClass = TypeVar("ConfigClass", bound="type[HardwareConfig]")
@@ -45,8 +46,8 @@ class HardwareConfig:
 
     node_rank: int
 
-    given: ClassVar[frozenset[str]] = frozenset()
-    """Names of the fields that the configuration sets explicitly."""
+    given: ClassVar[Mapping[str, Any]] = {}
+    """The fields that the configuration sets, as written there."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -56,10 +57,9 @@ class HardwareConfig:
             raise ConfigError(f"hardware: node_rank must be the rank of a node, got {self.node_rank!r}")
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the fields that were set explicitly or differ from their defaults."""
-        values = asdict(self)
+        """Return the fields as written in the configuration; without one, those that differ from their defaults."""
         own = {each.name: each for each in fields(self)}
-        return {name: value for name, value in values.items() if name in self.given or value != own[name].default}
+        return dict(self.given) or {name: each for name, each in asdict(self).items() if each != own[name].default}
 
 
 ConfigRegistry = dict[str, type[HardwareConfig]]
@@ -80,6 +80,7 @@ class NodeHardwareConfig:
         """Class decorator that registers a kind's configuration class."""
 
         def register(config_class: ConfigClass) -> ConfigClass:
+            _check_registered(type, config_class, HardwareConfig)
             cls.config_registry[type] = config_class
             return config_class
 
@@ -104,12 +105,22 @@ class NodeHardwareConfig:
         own = {each.name: each for each in fields(config_class)}
         needed = [name for name, each in own.items() if each.default is MISSING and each.default_factory is MISSING]
         configs = []
-        for entry in section["configs"] or ():
+        entries = section["configs"] or ()
+        if isinstance(entries, str) or not isinstance(entries, Sequence):
+            raise ConfigError(f"configs of {hw_type} must be a list with a mapping for each piece, got {entries!r}")
+        for entry in entries:
             if not isinstance(entry, Mapping):
                 raise ConfigError(f"Each hardware config must be a dictionary, got {entry!r} for {hw_type}")
             _check_fields(f"hardware config of {hw_type}", entry, own, needed)
-            config = config_class(**{str(name): value for name, value in entry.items()})
-            object.__setattr__(config, "given", frozenset(name for name in entry if entry[name] is not None))
+            try:
+                config = config_class(**{str(name): value for name, value in entry.items()})
+            except ConfigError:
+                raise
+            except Exception as error:  # of a user's own class
+                raise ConfigError(
+                    f"hardware config {dict(entry)} of {hw_type}: {type(error).__name__}: {text_of(error)}"
+                ) from error
+            object.__setattr__(config, "given", dict(entry))
             configs.append(config)
         for number, config in enumerate(configs):
             if config in configs[:number]:
@@ -149,6 +160,7 @@ class Hardware(ABC):
         """Class decorator that registers a kind, so that every node tries to detect it."""
 
         def decorate(hardware: HardwareClass) -> HardwareClass:
+            _check_registered(getattr(hardware, "HW_TYPE", None), hardware, Hardware)
             Hardware.policy_registry[hardware.HW_TYPE] = hardware
             if is_default_hw:
                 Hardware.DEFAULT_HW_TYPE = hardware.HW_TYPE
@@ -165,6 +177,13 @@ class Hardware(ABC):
             node_rank: rank of this node.
             configs: all pieces of this kind in the cluster's configuration, including those on other nodes.
         """
+
+
+def _check_registered(kind: Any, given: Any, base: type) -> None:
+    if not isinstance(kind, str) or not kind:
+        raise TypeError(f"a kind of hardware is named by a text, such as HW_TYPE = 'Arm', got {kind!r} for {given!r}")
+    if not isinstance(given, type) or not issubclass(given, base):
+        raise TypeError(f"hardware {kind!r}: derive the class from {base.__name__}, got {given!r}")
 
 
 def _check_fields(kind: str, given: Mapping[str, Any], known: Any, needed: Sequence[str]) -> None:

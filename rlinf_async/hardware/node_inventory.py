@@ -5,6 +5,7 @@ The daemon runs ``python -m rlinf_async.hardware.node_inventory``, so that user 
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import pickle
@@ -12,10 +13,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlinf_async._core.failures import text_of
 from rlinf_async.errors import ConfigError
 from rlinf_async.hardware.extension import load_extension
 from rlinf_async.hardware.families import Accelerator
-from rlinf_async.hardware.hardware import Hardware, HardwareConfig, HardwareResource, NodeHardwareConfig
+from rlinf_async.hardware.hardware import Hardware, HardwareConfig, HardwareInfo, HardwareResource, NodeHardwareConfig
 
 
 def take_inventory(node_rank: int, sections: Sequence[Mapping[str, Any]]) -> tuple[HardwareResource, ...]:
@@ -33,16 +35,28 @@ def take_inventory(node_rank: int, sections: Sequence[Mapping[str, Any]]) -> tup
         read = NodeHardwareConfig.from_mapping(section)
         configs.setdefault(read.type, []).extend(read.configs)
     found = []
-    for name, hardware in Hardware.policy_registry.items():
+    for name, hardware in list(Hardware.policy_registry.items()):
         if name == Accelerator.HW_TYPE:
             continue
         try:
             resource = hardware.enumerate(node_rank, configs.get(name))
-        except (Exception, SystemExit) as error:
-            raise ConfigError(f"the search for hardware {name!r} failed: {type(error).__name__}: {error}") from error
+            _check_resource(name, resource)
+        except BaseException as error:
+            raise ConfigError(
+                f"the search for hardware {name!r} failed: {type(error).__name__}: {text_of(error)}"
+            ) from error
         if resource is not None and resource.count:
             found.append(resource)
     return tuple(found)
+
+
+def _check_resource(name: str, resource: Any) -> None:
+    is_of_kind = isinstance(resource, HardwareResource) and resource.type == name
+    infos = resource.infos if is_of_kind and isinstance(resource.infos, list | tuple) else [None]
+    if resource is not None and not all(isinstance(info, HardwareInfo) for info in infos):
+        raise TypeError(
+            f"enumerate() returns None or a HardwareResource({name!r}, (HardwareInfo(...), ...)), got {resource!r}"
+        )
 
 
 def main() -> None:
@@ -59,10 +73,12 @@ def main() -> None:
     try:
         reply["resources"] = pickle.dumps(take_inventory(request["node_rank"], request["sections"])).hex()
     except Exception as error:
-        reply["error"] = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+        reply["error"] = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {text_of(error)}"
     with open(stdout_fd, "w") as stream:
         json.dump(reply, stream)
 
 
 if __name__ == "__main__":
     main()
+    atexit._run_exitfuncs()
+    os._exit(0)  # threads that a robot's library has left would keep this process, and the daemon waits for its end

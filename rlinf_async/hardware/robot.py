@@ -53,7 +53,7 @@ class RobotConfig(HardwareConfig):
 
     def lacks(self, field: str, default: Any) -> bool:
         """True if an environment variable on the node may set this field."""
-        return field not in self.given and getattr(self, field) == default and not field.endswith("node_rank")
+        return self.given.get(field) is None and getattr(self, field) == default and not field.endswith("node_rank")
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rlinf_async.errors import ConfigError
-from rlinf_async.placement.numbering import ClusterShape
+from rlinf_async.placement.numbering import ClusterShape, read_ranks
 from rlinf_async.placement.placement import Placement
 from rlinf_async.placement.resolver import MultiNodeGroupResolver, find_groups
 from rlinf_async.placement.strategy import PlacementStrategy, build_placements, take_seat
@@ -36,9 +36,14 @@ class FlexiblePlacementStrategy(PlacementStrategy):
     node_group_label: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        if not self.hardware_ranks_list:
-            raise ConfigError("The hardware_ranks_list must not be empty: give each process its accelerators")
-        for process, hardware_ranks in enumerate(self.hardware_ranks_list):
+        given = self.hardware_ranks_list
+        lists = tuple(given) if isinstance(given, Iterable) else ()
+        if not lists:
+            raise ConfigError(
+                f"The hardware_ranks_list must not be empty: give each process its accelerators, got {given!r}"
+            )
+        lists = tuple(read_ranks(each, f"The hardware ranks of process {rank}") for rank, each in enumerate(lists))
+        for process, hardware_ranks in enumerate(lists):
             if not hardware_ranks:
                 raise ConfigError(f"The hardware ranks of process {process} must not be empty")
             if min(hardware_ranks) < 0:
@@ -47,7 +52,7 @@ class FlexiblePlacementStrategy(PlacementStrategy):
                 )
             if len(set(hardware_ranks)) != len(hardware_ranks):
                 raise ConfigError(f"All hardware ranks {list(hardware_ranks)} of process {process} must be unique")
-        object.__setattr__(self, "hardware_ranks_list", tuple(map(tuple, self.hardware_ranks_list)))
+        object.__setattr__(self, "hardware_ranks_list", lists)
 
     def get_placement(self, cluster: ClusterShape, isolate_accelerator: bool = True) -> list[Placement]:
         resolver = MultiNodeGroupResolver(find_groups(cluster, self.node_group_label))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlinf_async.errors import ConfigError
-from rlinf_async.placement.numbering import ClusterShape, describe_nodes
+from rlinf_async.placement.numbering import ClusterShape, describe_nodes, read_ranks
 from rlinf_async.placement.placement import Placement
 from rlinf_async.placement.resolver import describe_groups, find_groups, nodes_of
 from rlinf_async.placement.strategy import PlacementStrategy, Seat, build_placements
@@ -41,9 +41,9 @@ class NodePlacementStrategy(PlacementStrategy):
                 f"node_ranks lists a node for each process, got {self.node_ranks!r}: NodePlacementStrategy([0] * "
                 f"{self.node_ranks}) is so many on node 0, NodePlacementStrategy([{self.node_ranks}]) one on that node"
             )
+        object.__setattr__(self, "node_ranks", read_ranks(self.node_ranks, "node_ranks"))
         if not self.node_ranks:
             raise ConfigError("The node_ranks list must not be empty: name a node for each process")
-        object.__setattr__(self, "node_ranks", tuple(self.node_ranks))
 
     def get_placement(self, cluster: ClusterShape, isolate_accelerator: bool = True) -> list[Placement]:
         groups = find_groups(cluster, self.node_group_label)

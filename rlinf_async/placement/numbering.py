@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import Protocol
+from itertools import accumulate, islice
+from typing import Any, Protocol
 
 from rlinf_async.address import NodeInfo
 from rlinf_async.configuration import format_ranks
+from rlinf_async.configuration.ranks import MAX_RANKS
+from rlinf_async.errors import ConfigError
 
 # An error message names each node of a small cluster, but only counts the nodes of a large one.
 _MAX_NAMED_NODES = 8
@@ -38,6 +41,22 @@ class AcceleratorNumbering:
     def get_first_accelerators(self) -> dict[int, int]:
         """Return a dict that maps each node's rank to the number of its first accelerator."""
         return {node.node_rank: start for node, start in zip(self.nodes, self._starts, strict=False)}
+
+
+def read_ranks(values: Any, name: str) -> tuple[int, ...]:
+    """Return values that a caller has given as a tuple of ints; ``name`` names them in errors.
+
+    Raises:
+        ConfigError: the values are not a list of whole numbers, or are more than a run can have.
+    """
+    try:
+        # A range or generator may be endless.
+        ranks = () if isinstance(values, str | bytes) else tuple(islice(values, MAX_RANKS + 1))
+        if isinstance(values, str | bytes) or len(ranks) > MAX_RANKS or any(isinstance(rank, bool) for rank in ranks):
+            raise TypeError
+        return tuple(map(operator.index, ranks))
+    except TypeError:
+        raise ConfigError(f"{name} must be a list of at most {MAX_RANKS} whole numbers, got {values!r}") from None
 
 
 def describe_counts(counts: Sequence[tuple[NodeInfo, int]]) -> str:

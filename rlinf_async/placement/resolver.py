@@ -133,7 +133,9 @@ def find_groups(cluster: ClusterShape, labels: str | Sequence[str] | None) -> li
 
 
 def _split_labels(labels: str | Sequence[str]) -> list[str]:
-    named = [labels] if isinstance(labels, str) else [str(label) for label in labels]
+    named = [labels] if isinstance(labels, str) else labels
+    if not isinstance(named, Collection) or not all(isinstance(label, str) for label in named):
+        raise ConfigError(f"a node group is named by its label, several by a list of labels, got {labels!r}")
     return [label.strip() for each in named for label in each.split(",")]
 
 

@@ -19,6 +19,7 @@ from rlinf_async.configuration import (
     plain,
 )
 from rlinf_async.errors import ConfigError
+from rlinf_async.placement.sizes import lookup
 
 _KEYS = ("node_group", "placement")
 
@@ -92,13 +93,15 @@ def read_rules(config: Any) -> Iterator[Rule]:
         )
     for key, value in plain(found, steps, origin).items():
         names = tuple(name.strip() for name in str(key).split(","))
+        if not isinstance(key, str):  # YAML reads an unquoted `on` as true
+            raise misplaced((*steps, str(key)), origin, f"a component's name is a text, got {key!r}: put it in quotes")
         if not all(names):
-            raise ConfigError(f"component_placement: a component's name is empty in {str(key)!r}")
+            raise ConfigError(f"component_placement: a component's name is empty in {key!r}")
         yield _read_rule(names, value, (*steps, key), origin)
 
 
 def _get_section(config: Any, name: str, where: str) -> Any:
-    section = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+    section = lookup(config, name)
     if section is None:
         raise ConfigError(
             f"{name} must be provided for component placement: {where} has no section {name!r}; "
@@ -139,6 +142,6 @@ def _get_text(value: Any) -> str:
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    if isinstance(value, Sequence):
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
         return ",".join(_get_text(segment) for segment in value)
     raise ConfigError(f"expected a range such as 0-3 or 0-1:0-3, got {value!r}")

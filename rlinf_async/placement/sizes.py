@@ -58,11 +58,18 @@ def engine_sizes(config: Any, component: str, world_size: int) -> ParallelSizes:
 
 
 def lookup(config: Any, path: str) -> Any:
-    """Return the value at a path ``a.b.c`` through mappings or objects with attributes; None if a step is missing."""
+    """Return the value at a path ``a.b.c`` through mappings or objects with attributes; None if a step is missing.
+
+    Raises:
+        ConfigError: an interpolation on the path cannot be resolved.
+    """
     for name in path.split("."):
         if config is None:
             return None
-        config = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+        try:
+            config = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+        except Exception as error:  # of OmegaConf
+            raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from error
     return config
 
 

@@ -222,7 +222,7 @@ def _kind_of(backend: Any) -> type[ProfileConfig]:
     known = ", ".join(_BACKENDS)
     if not backend:
         raise ConfigError(f"profiling: backend must be specified, one of {known}")
-    if backend not in _BACKENDS:
+    if not isinstance(backend, str) or backend not in _BACKENDS:
         near = difflib.get_close_matches(str(backend), _BACKENDS, 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ConfigError(f"Unknown profiling backend {backend!r}{hint}: there are {known}")

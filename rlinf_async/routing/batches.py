@@ -72,7 +72,7 @@ def _split(data: Any, sizes: list[int], path: str) -> list[Any]:
         if _is_tensor(data) or _is_array(data):
             return [data] * len(sizes)
         raise ConfigError(f"{path} cannot be split: it is {_kind(data)}; give split_fn=")
-    if rows != sum(sizes):
+    if rows != sum(sizes) or min(sizes, default=0) < 0:
         raise ConfigError(f"{path} has {rows} rows, and the parts {sizes} have {sum(sizes)} together")
     parts = []
     first = 0
@@ -108,18 +108,24 @@ def _merge(parts: list[Any], path: str) -> Any:
                 raise ConfigError(f"{path} cannot be merged: not all parts have {', '.join(keys)}")
         return {key: _merge([part[key] for part in parts], f"{path}[{key!r}]") for key in first}
     if _is_tensor(first) and first.dim():
-        return sys.modules["torch"].cat(parts)
+        return _joined(sys.modules["torch"].cat, parts, path)
     if _is_array(first) and first.ndim:
-        return sys.modules["numpy"].concatenate(parts)
-    if isinstance(first, list):
-        return [row for part in parts for row in part]
-    if isinstance(first, tuple):
-        return tuple(row for part in parts for row in part)
+        return _joined(sys.modules["numpy"].concatenate, parts, path)
+    if type(first) in (list, tuple):
+        return type(first)(row for part in parts for row in part)
     if isinstance(first, _SAME_FOR_ALL) or _is_tensor(first) or _is_array(first):
         if any(not _is_same(part, first) for part in parts):
             raise ConfigError(f"{path} cannot be merged: it is {first!r} in one part and something else in another")
         return first
     raise ConfigError(f"{path} cannot be merged: it is {_kind(first)}; give merge_fn=")
+
+
+def _joined(join: Callable[[list[Any]], Any], parts: list[Any], path: str) -> Any:
+    try:
+        return join(parts)
+    except Exception as error:  # for example, the parts differ in a dimension
+        error.add_note(f"while {path} was merged")
+        raise
 
 
 def _rows(data: Any) -> int | None:
@@ -132,6 +138,8 @@ def _rows(data: Any) -> int | None:
 def _is_same(part: Any, other: Any) -> bool:
     if _is_tensor(part):
         return bool(sys.modules["torch"].equal(part, other))
+    if _is_array(part) and part.shape != other.shape:
+        return False
     return bool(part == other) or (part != part and other != other)
 
 

@@ -64,7 +64,7 @@ class CommMapper:
         own = _share(batch_size, src_world_size)
         shard = math.gcd(own, _share(batch_size, dst_world_size))
         count = own // shard
-        if queue_size > count > 1:
+        if queue_size > count > 1 or queue_size < 0:
             raise ConfigError(
                 f"queue size {queue_size}: of a batch of {batch_size}, which {src_world_size} ranks exchange with "
                 f"{dst_world_size}, each has {count} shards"

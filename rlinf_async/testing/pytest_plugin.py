@@ -46,7 +46,8 @@ def simulate(request: pytest.FixtureRequest) -> Callable[..., Any]:
             try:
                 result = sim.run(main, sim)
             except Exception as error:
-                lines = list(sim.scheduler.log.kept)[-_LAST_LINES:]
+                # Wrong arguments of ``main`` raise before there is a scheduler.
+                lines = list(sim.scheduler.log.kept)[-_LAST_LINES:] if hasattr(sim, "scheduler") else []
                 command = f"{_SEED}={seed} pytest '{request.node.nodeid}'"
                 error.add_note("\n".join([f"in the simulation of seed {seed}; once more: {command}", *lines]))
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -84,16 +85,17 @@ class Following(Versioned, Scope):
         """Internal; use ``follow`` to create an instance."""
         super().__init__(name, [group])
         self._timeout = timeout
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._give_name_back)
             self._thread = LoopThread(f"weights of {name}")
-        except BaseException:  # no thread could be started
-            self._give_name_back()
-            raise
-        self._link = WorkerLink(group, rank, name)
-        self._subscriber = Subscriber(self._link, model, model_id=name, **options.for_subscriber())
-        self._reception = self._subscriber._reception
-        self._tasks = Tasks(self._thread.loop, self._on_loop)
-        self._met = self._tasks.run(self._meet(), f"version 1 of '{name}' from {group}:{rank}", abandonable=False)
+            undo.callback(self._thread.stop)
+            self._link = WorkerLink(group, rank, name)
+            undo.callback(self._link.close)
+            self._subscriber = Subscriber(self._link, model, model_id=name, **options.for_subscriber())
+            self._reception = self._subscriber._reception
+            self._tasks = Tasks(self._thread.loop, self._on_loop)
+            self._met = self._tasks.run(self._meet(), f"version 1 of '{name}' from {group}:{rank}", abandonable=False)
+            undo.pop_all()
 
     def __repr__(self) -> str:
         return f"<Following of '{self._name}' from {self._link.label}>"

@@ -106,7 +106,11 @@ class Publication(Scope):
         make = functools.partial(Publisher, model, model_id=name, **options.for_publisher())
         self._sending = Sends(self._adapter, make)
         if sends:
-            self._followers = Followers(self._sending.publisher, name, groups, self._patience)
+            try:
+                self._followers = Followers(self._sending.publisher, name, groups, self._patience)
+            except BaseException:
+                self._give_name_back()
+                raise
 
     def __repr__(self) -> str:
         groups = ", ".join(group for group, _ in self._lines)

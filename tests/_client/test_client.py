@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlinf_async._client.client import NodeClient, _all_closed
-from rlinf_async._core import frames
+from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import Status
 from rlinf_async._waits.unobserved_errors import lines
 from rlinf_async._wire.unix import Connection
@@ -93,10 +93,12 @@ async def test_a_call_that_could_not_be_sent_is_not_open(monkeypatch: pytest.Mon
     monkeypatch.setattr(client, "send", refuse)
     with pytest.raises(OSError, match="no more descriptors"):
         client.call(handler, frames.route_to, "step", b"", ())
-    left = dict(client._calls)
+    with pytest.raises(OSError, match="no more descriptors"):
+        client.request(operations.Reserve("group", "ring"))
+    left, requests = dict(client._calls), len(client._requests)
     client._calls.clear()
     client.close()
-    assert left == {}
+    assert (left, requests) == ({}, 0)
 
 
 async def test_a_call_to_a_lost_node_fails_on_a_closed_loop_too() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from concurrent.futures import Future
 from typing import Any
@@ -74,3 +76,23 @@ def test_a_loop_is_closed_for_which_there_is_no_thread(monkeypatch: pytest.Monke
     with pytest.raises(RuntimeError, match="can't start new thread"):
         LoopThread("rlinf-test", loop)
     assert loop.is_closed()
+
+
+FIRST_LOOP = """
+import os, resource
+from rlinf_async._client.loop_thread import LoopThread
+
+free = [os.eventfd(0) for _ in range(2)]
+resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1] + 1,) * 2)
+for fd in free:
+    os.close(fd)
+try:
+    LoopThread()
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+def test_a_process_without_descriptors_for_its_first_loop_lives_on() -> None:
+    done = subprocess.run([sys.executable, "-c", FIRST_LOOP], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "Too many open files\n")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_async._cluster.launch_config import trace_wanted, wanted_nodes
+from rlinf_async._cluster.launch_config import check_local_nodes, trace_wanted, wanted_nodes
 from rlinf_async.configuration import ClusterConfig
 from rlinf_async.errors import ConfigError
 
@@ -29,6 +29,12 @@ def test_no_number_of_nodes_and_zero_leave_it_to_the_other_and_mean_all(
 def test_a_number_that_is_none_or_that_the_configuration_contradicts_is_an_error(asked: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         wanted_nodes(asked, ClusterConfig(num_nodes=2))
+
+
+@pytest.mark.parametrize("count", [0, -1, "2", True, 10**12])
+def test_one_machine_has_a_number_of_local_nodes(count: Any) -> None:
+    with pytest.raises(ConfigError, match=f"local_nodes must be a number of nodes from 1 to 1024, got {count!r}"):
+        check_local_nodes(count)
 
 
 @pytest.mark.parametrize("given", [3, ""])

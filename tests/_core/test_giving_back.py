@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
+from typing import Any
+
+import pytest
 
 from rlinf_async._core.giving_back import GivingBack
 
@@ -33,6 +37,35 @@ def test_no_send_overtakes_an_earlier_one() -> None:
     giving_back.confirmed("queue", 1)
     assert sent == ["first", "second"]
     assert not giving_back.held
+
+
+class InterruptedLock:
+    """A lock after whose release a signal handler raises, once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_interrupted = False
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        if not self._is_interrupted:
+            self._is_interrupted = True
+            raise TimeoutError
+
+
+def test_a_signal_handler_that_raises_before_a_send_holds_up_none() -> None:
+    giving_back, sent = GivingBack(), list[str]()
+    giving_back.open["queue", 1] = None
+    giving_back.enqueue(partial(sent.append, "first"))
+    lock: Any = InterruptedLock()
+    giving_back._lock = lock
+    with pytest.raises(TimeoutError):
+        giving_back.confirmed("queue", 1)
+    giving_back.enqueue(partial(sent.append, "second"))
+    assert sent == ["first", "second"]
 
 
 def test_a_queue_that_has_ended_holds_nothing_up() -> None:

@@ -22,7 +22,8 @@ from rlinf_async._group.pool_calls import PoolCalls
 from rlinf_async._group.rank_pool import PoolRequest, Standing
 from rlinf_async._recorder import recording
 from rlinf_async.any_rank import _AnyCall, _AnyStreamCall
-from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost
+from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost, SerializationError
+from rlinf_async.group import start_closing
 from rlinf_async.handle import Handle
 from rlinf_async.outcome import CallDeadline
 from rlinf_async.stream import StreamCall
@@ -343,6 +344,49 @@ def test_a_stream_whose_item_came_as_its_rank_was_given_up_for_stalled_is_watche
     assert (attempt.request, attempt.since is not None) == (stream._request, True)
 
 
+class Moody:
+    """An item that cannot be rebuilt while ``is_ill``."""
+
+    is_ill = False
+
+    def __getstate__(self) -> Any:
+        return "state"
+
+    def __setstate__(self, state: Any) -> None:
+        if Moody.is_ill:
+            raise ValueError("not now")
+
+
+def test_a_stream_whose_items_cannot_be_rebuilt_for_its_next_rank_tries_again(
+    client: Client, members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members.release()
+    method: Any = SimpleNamespace(name="stream", streams=True, is_idempotent=True)
+    pool = pool_of(members)
+    stream = _AnyStreamCall(pool, PoolRequest((0, 1)), method)
+    pool.submit(stream, codec.encode_arguments((), {}, describe="", root=("args", "kwargs")))
+    stream._answer(0, Status.ITEM, codec.encode(Moody()).to_bytes())
+    assert isinstance(stream._next(), tuple)
+    stream._answer(0, Status.DIED, frames.pack({"returns": False}))
+    monkeypatch.setattr(Moody, "is_ill", True)
+    for _ in range(2):
+        with pytest.raises(SerializationError, match="not now"):
+            stream._next()
+    monkeypatch.setattr(Moody, "is_ill", False)
+    assert isinstance(stream._next(), Work)
+    assert client.sent == ["stream", "stream"]
+
+
+def test_a_group_can_be_closed_in_the_midst_of_a_call_that_waits(client: Client, members: Members) -> None:
+    client.run = lambda closing, what: closing.close()  # type: ignore[attr-defined]
+    client.meanwhile = lambda handler: start_closing(members)  # as by a signal handler
+    members.release([0])
+    calling = threading.Thread(target=_call, args=(members, Handle), daemon=True)
+    calling.start()
+    calling.join(5.0)
+    assert client.sent == ["step"]
+
+
 def test_a_death_that_is_told_at_the_moment_of_the_close_holds_no_call(client: Client, members: Members) -> None:
     members.supervisor = SimpleNamespace(away={1}, end=lambda: None)  # type: ignore[assignment]
     members.release()
@@ -375,7 +419,7 @@ def test_what_follows_a_call_that_cannot_leave_may_make_calls(client: Client, me
     members.infos = []
     handle: Any = _call(members, Handle)
     locked: list[bool] = []
-    following = handle.outcomes().then(lambda: locked.append(members._lock.locked()))
+    following = handle.outcomes().then(lambda: locked.append(members._lock._is_owned()))  # type: ignore[attr-defined]
     client.meanwhile = refuse
     members.release()
     for callback in client.pending:

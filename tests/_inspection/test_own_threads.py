@@ -19,6 +19,7 @@ import pytest
 from rlinf_async._inspection.code_frames import frames_from
 from rlinf_async._inspection.own_threads import Doing, doing
 from rlinf_async._inspection.state.run_report import ActivityState
+from rlinf_async._inspection.system_calls import SystemCall
 
 
 class Locks:
@@ -202,6 +203,11 @@ def test_a_thread_that_reads_is_running_and_tells_of_what_the_data_comes() -> No
             assert (found.state, found.what) == (ActivityState.RUNNING, what)
     os.close(reader)
     os.close(writer)
+
+
+def test_an_address_without_a_host_is_told_as_it_is() -> None:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW) as reader:
+        assert SystemCall("recvfrom", (reader.fileno(), 0)).outside == ("socket", "data from socket (0, 0)")
 
 
 def test_a_child_that_has_ended_is_told_where_a_pipe_is_read() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import select
@@ -52,6 +53,24 @@ def test_a_full_pipe_holds_up_nobody(pipe: int) -> None:
     os.write(pipe, b"x" * (1 << 20))  # as much as fits
     os.kill(os.getpid(), SIGNAL)
     assert set(read(pipe)) == {"x"}
+
+
+def test_threads_that_come_together_have_one_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    together, found, opened = threading.Barrier(2), [], stack_pipe._opened
+
+    def open_together() -> int:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(0.2)
+        return opened()
+
+    monkeypatch.setattr(stack_pipe, "_opened", open_together)
+    threads = [threading.Thread(target=lambda: found.append(stack_pipe.acquire())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+        stack_pipe.release()
+    assert found[0] == found[1]
 
 
 def test_all_clients_have_one_pipe_and_the_last_one_closes_it(pipe: int) -> None:

@@ -135,6 +135,17 @@ def test_two_threads_start_what_is_known_once() -> None:
     assert started == [2]
 
 
+def test_a_batch_behind_one_that_was_given_up_is_sent() -> None:
+    routes, started = Routes(None, None), []  # type: ignore[arg-type, var-annotated]  # unused
+    given_up, size = AsyncRouteWork("send_to()"), Work[int]()
+    given_up.fail(ConfigError("a part is missing"))
+    size._settle(2)
+    works = [given_up, AsyncRouteWork("send_to()")]
+    routes._waiting["actor"] = deque((size, work, started.append) for work in works)
+    routes._advance("actor")
+    assert started == [2]
+
+
 class Receiving(Sending):
     """A part whose message goes back where nobody takes it."""
 

@@ -63,6 +63,22 @@ def test_what_is_small_leaves_together_and_its_senders_are_told(ends: tuple[Mood
     assert len(ends[1].recv(100)) == 50
 
 
+def test_one_write_has_a_quarter_of_a_mebibyte_and_the_last_frame(
+    ends: tuple[Moody, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer, sizes = SendBuffer(), []
+    for _ in range(9):
+        buffer.add_plain(bytes(100 << 10))
+
+    def send(self: Moody, data: bytes, flags: int) -> int:
+        sizes.append(len(data) >> 10)
+        return len(data)
+
+    monkeypatch.setattr(Moody, "send", send)
+    assert buffer.write_to(ends[0]) is WriteState.EMPTY
+    assert sizes == [300, 300, 300]
+
+
 def test_a_full_socket_keeps_the_rest_for_later(ends: tuple[Moody, socket.socket]) -> None:
     buffer = SendBuffer()
     buffer.add(bytes(8 << 20), (), on_sent=lambda: None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -25,3 +27,19 @@ def test_a_debugger_that_fails_takes_no_answer_with_it(
     except ValueError as error:
         debugger.post_mortem(error)
     assert "pdb itself" in caplog.text
+
+
+def test_a_stop_whose_operator_has_left_is_none() -> None:
+    loop = asyncio.new_event_loop()
+    client = SimpleNamespace(request=print, flush=lambda: None, later=print, endpoint=1)
+    debugger = Debugger(cast(Any, client), "rank", loop, list)
+
+    def stop() -> None:
+        debugger._pdb().stop(sys._getframe(), sys._getframe())
+        sys.settrace(None)
+
+    thread = threading.Thread(target=stop, daemon=True)
+    thread.start()
+    thread.join(10)
+    loop.close()
+    assert not thread.is_alive()

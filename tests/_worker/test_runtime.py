@@ -132,20 +132,23 @@ class Odd:
     def __getattr__(self, name: str) -> None:
         raise KeyError(name)
 
+    def __call__(self) -> None: ...
+
 
 def test_a_name_whose_look_up_raises_is_the_error_of_its_call_alone(runtime: Runtime) -> None:
     sent: list[Any] = []
     runtime.client = cast(Any, a_client(sent))
     runtime._early, runtime._methods.worker = None, Odd()
-    for number, method in enumerate(["loss", "stop", "step"]):
+    vars(runtime._methods.worker)["policy"] = Odd()
+    for number, method in enumerate(["loss", "stop", "policy", "step"]):
         runtime.on_frame([frames.CALL, 0, 7, 0, number, method, 0, codec.encode(((), {})).to_bytes()], [])
     runtime._loop.call_soon(runtime._pump)
     runtime._loop.call_later(5, runtime._loop.stop)
     runtime._loop.run_forever()  # as long as a coroutine could be at the head
     while runtime._queue:  # a turn is short
         runtime._run_blocking()
-    assert [frame[6] for frame in sent] == [Status.ERROR, Status.ERROR, Status.OK]
-    assert [text in sent[number][7] for number, text in enumerate([b"no step yet", b"KeyError"])] == [True, True]
+    assert [frame[6] for frame in sent] == [*3 * [Status.ERROR], Status.OK]
+    assert all(text in sent[number][7] for number, text in enumerate([b"no step yet", b"KeyError", b"__name__"]))
 
 
 def test_a_method_that_is_not_there_is_told_with_those_that_are() -> None:

@@ -185,6 +185,14 @@ def test_its_text_is_yaml_that_reads_back() -> None:
         ({"num_nodes": -1}, "'num_nodes' must be a positive integer"),
         ({"num_nodes": "2"}, "'num_nodes' must be a positive integer, got '2'"),
         ({"num_nodes": True}, "'num_nodes' must be a positive integer"),
+        *(
+            (
+                group_of(hardware={"type": "Franka", "configs": [{"node_rank": 0, "controller_node_rank": rank}]}),
+                rf"hardware.configs\[0\].controller_node_rank: controller_node_rank {rank} of a Franka is not there",
+            )
+            for rank in (-1, 99)
+        ),
+        ({"num_nodes": 10**12, "node_groups": [{"label": "g", "node_ranks": "all"}]}, "the largest is 65536"),
         ({"component_placement": "0-7"}, "component_placement must map components to ranges"),
         ({"node_groups": [{"label": "g", "node_ranks": 0}]}, "'num_nodes' must be given where there are node_groups"),
         ({"num_nodes": 1, "node_groups": {"label": "g"}}, "node_groups must be a list"),
@@ -269,6 +277,10 @@ def test_its_text_is_yaml_that_reads_back() -> None:
         ({"metrics": {}}, r"cluster.metrics: Missing fields \['address'\]"),
         ({"metrics": {"adress": "x"}}, r"detected in metrics \(did you mean 'address'\?\)"),
         ({"metrics": {"address": 9090}}, "cluster.metrics.address: .*an IP address and a port.*, got 9090"),
+        ({"metrics": {"address": "127.0.0.1:\u0669"}}, "an IP address and a port.*, got '127.0.0.1:\u0669'"),
+        ({"metrics": {"address": "[::1:9090"}}, r"an IP address and a port.*, got '\[::1:9090'"),
+        ({"profiling": {"backend": ["nsight"]}}, r"cluster.profiling: Unknown profiling backend \['nsight'\]"),
+        ({"tracer": {"output_file": "a\0b"}}, r"cluster.tracer.output_file: output_file must be a text, got 'a\\x00b'"),
         ({"metrics": {"address": "localhost:9090"}}, "an IP address and a port.*, got 'localhost:9090'"),
         ({"metrics": {"address": "127.0.0.1:65536"}}, "got '127.0.0.1:65536'"),
         ({"metrics": {"address": ":9090"}}, "got ':9090'"),
@@ -304,8 +316,15 @@ def test_a_file_is_named_with_the_line_of_the_mistake(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("cluster: [", r"job.yaml:1: this is no YAML"),
-        ("cluster: {}\ncluster: {}\n", r"job.yaml(:\d)?: this is no YAML"),
+        ("cluster: [", r"job.yaml:1: this cannot be read as YAML"),
+        ("cluster: {}\ncluster: {}\n", r"job.yaml(:\d)?: this cannot be read as YAML"),
+        ("cluster: {}\nnull: 3\n", "job.yaml:1: .*: its top: Incompatible key type 'NoneType'"),
+        ("cluster:\n  num_nodes: ${\n", r"job.yaml:2: .*: cluster.num_nodes: no viable alternative at input '\${'"),
+        ("cluster: {}\ns: !!set {a}\n", "job.yaml:2: .*: s: Value 'set' is not a supported primitive type"),
+        ("cluster: {num_nodes: !!int one}\n", "job.yaml: .*: ValueError: invalid literal for int.*'one'"),
+        ("cluster: {num_nodes: " + "9" * 5000 + "}\n", "job.yaml: .*: ValueError: Exceeds the limit"),
+        ("cluster: " + "[" * 3000, "job.yaml: .*: RecursionError"),
+        ("3\n", "job.yaml: .*: Invalid loaded object type: int"),
         ("- a\n", "job.yaml: a configuration is a mapping"),
         ("cluster:\n  num_nodes: ${missing}\n", "job.yaml:2: cluster.num_nodes: Interpolation key 'missing' not found"),
     ],

@@ -59,6 +59,8 @@ def test_a_name_is_compared_without_group(name, key):
         (pair(dst=[]), "dst must not be empty"),
         (pair(dst=None), r"Missing fields \['dst'\] detected in crossdc_pairs entry"),
         (pair(delay=3), r"detected in crossdc_pairs entry \(did you mean 'delay_ms'\?\)"),
+        (pair(src=["A:0-999999999"]), "'0-999999999' is 1000000000 ranks, more than 65536"),
+        (pair(delay_ms=10**400), "delay_ms must be a number that is not negative, got 1000"),
         (pair(delay_ms=-1), "delay_ms must be a number that is not negative, got -1"),
         (pair(delay_ms="1"), "delay_ms must be a number"),
         (pair(src=["A:x"]), "'A:x' is no worker"),

@@ -32,6 +32,8 @@ def test_numbers_ranges_lists_and_all_are_understood(written, meant):
         (True, None, "Invalid rank format True"),
         ([], None, r"Invalid rank format \[\]"),
         ([[True]], None, "Invalid rank format True"),
+        (b"0", None, "Invalid rank format b'0'"),
+        ("0-999999999", range(4), "'0-999999999' is 1000000000 ranks, more than 65536"),
         ("-1", None, "Invalid rank format '-1'"),
         ("2-1", None, "Start rank 2 must be less than or equal to end rank 1"),
         ("all", None, "'all' says nothing here: it is not known which node ranks there are"),

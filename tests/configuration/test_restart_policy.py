@@ -38,6 +38,7 @@ def test_where_there_are_components_it_names_some_of_them() -> None:
         ({"a": {"restart": "rank", "max_restarts": -3}}, "max_restarts must be .* not negative, got -3"),
         ({"a": {"restart": "rank", "max_restarts": 1.5}}, "got 1.5"),
         ({"a": {"restart": "rank", "window": 0}}, "seconds above 0, got 0"),
+        ({"a": {"restart": "rank", "window": 10**400}}, "seconds above 0, got 1000"),
         ({"a": {"restart": "rank", "window": "1m"}}, "seconds above 0, got '1m'"),
         ({"a": {"restart": "rank", "order": "ranks"}}, r"order is one of 'group', 'rank', got 'ranks' \(did you mean"),
         ({"a": {"restart": "group", "order": "rank"}}, "order='rank' goes with restart='rank', got restart='group'"),

@@ -59,7 +59,10 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_schema(path: 
         ("actor: {1: 2}", "unknown key actor.1: there is optim, tags"),
         ("seed: many", "seed: Value 'many'"),
         ("[1, 2]", "expected sections such as seed: and cluster:"),
-        ("seed: [", "while parsing"),
+        ("seed: [", "expected the node content"),
+        ("seed: ${nope}", "seed: Interpolation key 'nope' not found"),
+        ("actor: {tags: [1]}", "Cannot merge incompatible container types"),
+        ("seed: 3\nnull: 1", ":1: this cannot be read as YAML: its top: Incompatible key type"),
     ],
 )
 def test_what_the_schema_has_not_is_named_with_the_file_and_the_nearest_key(
@@ -101,7 +104,18 @@ def test_a_pipe_is_read_once_and_its_errors_name_their_lines_too() -> None:
         os.close(reader)
 
 
-@pytest.mark.parametrize("override", ["actor.optim.clip_grads=1", "seed", "=1", "seed=[", "actor.optim=1"])
+@pytest.mark.parametrize(
+    "override",
+    [
+        "actor.optim.clip_grads=1",
+        "seed=!!int a",
+        "cluster.component_placement.a=${",
+        "seed",
+        "=1",
+        "seed=[",
+        "actor.optim=1",
+    ],
+)
 def test_a_bad_override_is_named_as_it_was_given(override: str, path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_configuration(Configuration, path, [override])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rlinf_async.engines import engine as module
 from rlinf_async.engines.engine import Engine, EngineSettings, Trainer
 from rlinf_async.engines.engine_worker import EngineWorker
 from rlinf_async.engines.generation import Chunk, Completion, Request
@@ -94,15 +95,22 @@ async def test_a_resume_without_a_pause_does_not_end_the_pause_of_an_update() ->
     assert engine.calls == ["stop", "start"]
 
 
-async def test_a_cancelled_pause_is_no_pause_and_asks_the_engine_nothing() -> None:
+@pytest.mark.parametrize("is_updated", [False, True])
+async def test_a_cancelled_pause_is_undone_also_in_an_engine_that_hangs(
+    is_updated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_UNDO_S", 0.01)
     engine = IdleEngine(for_ever)
+    start = engine._start_sampling
+    monkeypatch.setattr(engine, "_start_sampling", lambda: asyncio.gather(start(), for_ever()))
+    engine._pauses = int(is_updated)
     pause = asyncio.ensure_future(engine.pause())
     await asyncio.sleep(0)
     pause.cancel()
     with pytest.raises(asyncio.CancelledError):
         await pause
-    assert engine._resumed.is_set()
-    assert engine.calls == ["stop"]
+    assert engine._resumed.is_set() != is_updated
+    assert engine.calls == (["stop"] if is_updated else ["stop", "start"])
 
 
 @pytest.mark.parametrize("is_updated", [False, True])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ from rlinf_async.hardware import (
     NodeHardwareConfig,
     RobotInfo,
 )
+from rlinf_async.hardware.extension import load_extension
 from rlinf_async.hardware.node_inventory import take_inventory
 from rlinf_async.hardware.robots import FrankaConfig, FrankaHWInfo, GimArmConfig, Turtle2HWInfo
 
@@ -60,6 +63,7 @@ def test_a_section_is_read_with_the_class_of_its_kind() -> None:
         (franka({"robot_ip": "10.0.0.2"}), r"Missing fields \['node_rank'\] detected in hardware config of Franka"),
         (franka({"node_rank": 0, "robot_pi": "x"}), r"Unknown fields {'robot_pi'}.*did you mean 'robot_ip'"),
         (franka({"node_rank": "a"}), "node_rank must be the rank of a node, got 'a'"),
+        ({"type": "Franka", "configs": 5}, "configs of Franka must be a list with a mapping for each piece, got 5"),
         ({"type": "Franka", "configs": ["node_rank"]}, "Each hardware config must be a dictionary"),
         (franka({"node_rank": 0}, {"node_rank": 0}), "Duplicate hardware configs"),
     ],
@@ -104,6 +108,52 @@ def test_a_search_that_fails_names_the_kind() -> None:
 
     with pytest.raises(ConfigError, match="the search for hardware 'Broken' failed: OSError: no such bus"):
         take_inventory(0, [])
+
+
+@pytest.mark.parametrize("found", [3, [1], HardwareResource("Odd", "ab"), HardwareResource("odd", ())])
+def test_an_odd_result_of_a_search_names_the_kind_and_the_value(found: Any) -> None:
+    @Hardware.register()
+    class Odd(Hardware):
+        HW_TYPE = "Odd"
+
+        @classmethod
+        def enumerate(cls, node_rank: int, configs: Any = None) -> HardwareResource | None:
+            return found  # type: ignore[no-any-return]
+
+    with pytest.raises(ConfigError, match=r"hardware 'Odd' failed: TypeError: enumerate\(\) returns None or .*, got "):
+        take_inventory(0, [])
+
+
+def test_an_error_of_the_users_configuration_class_names_the_entry() -> None:
+    @NodeHardwareConfig.register_hardware_config("Arm")
+    @dataclass(frozen=True)
+    class ArmConfig(HardwareConfig):
+        def __post_init__(self) -> None:
+            raise KeyError("port")
+
+    with pytest.raises(ConfigError, match=r"hardware config \{'node_rank': 0\} of Arm: KeyError: 'port'"):
+        NodeHardwareConfig.from_mapping({"type": "Arm", "configs": [{"node_rank": 0}]})
+
+
+def test_a_configuration_travels_as_written_whatever_its_class_makes_of_it() -> None:
+    @NodeHardwareConfig.register_hardware_config("Arm")
+    @dataclass(frozen=True)
+    class ArmConfig(HardwareConfig):
+        port: Any = "usb0"
+
+        def __post_init__(self) -> None:
+            object.__setattr__(self, "port", Path(self.port or "/"))
+
+    for entry in ({"node_rank": 0}, {"node_rank": 0, "port": "usb1"}, {"node_rank": 0, "port": None}):
+        (config,) = NodeHardwareConfig.from_mapping({"type": "Arm", "configs": [entry]}).configs
+        assert config.to_mapping() == entry
+
+
+def test_only_a_named_class_of_hardware_is_registered() -> None:
+    with pytest.raises(TypeError, match="a kind of hardware is named by a text, such as HW_TYPE = 'Arm', got None"):
+        Hardware.register()(type("Nameless", (Hardware,), {}))
+    with pytest.raises(TypeError, match="hardware 'Arm': derive the class from HardwareConfig, got"):
+        NodeHardwareConfig.register_hardware_config("Arm")(object)  # type: ignore[type-var]
 
 
 # --- robots -------------------------------------------------------------------------------------------------
@@ -283,6 +333,10 @@ def test_a_search_that_exits_is_an_error_that_names_its_kind(tmp_path: Path) -> 
         (None, "ModuleNotFoundError: No module named 'lamps'"),
         ("x = 1", "AttributeError: it has no function register()"),
         ("def register():\n    raise OSError('no bus')", "OSError: no bus"),
+        (
+            "class Odd(Exception):\n    def __str__(self): raise OSError\nraise Odd",
+            "Odd: <its str() fails with OSError>",
+        ),
         ("raise SystemExit('needs a bus')", "SystemExit: needs a bus"),
     ],
 )
@@ -292,6 +346,37 @@ def test_an_extension_that_fails_is_a_warning_that_names_it(tmp_path: Path, text
     answer = ask(tmp_path, "lamps")
     assert answer["warning"] == f"the extension module 'lamps' (RLINF_EXT_MODULE) is not loaded: {error}"
     assert pickle.loads(bytes.fromhex(answer["resources"])) == ()
+
+
+def test_a_second_thread_waits_until_the_extension_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "import threading\nmay_end, done = threading.Event(), []\ndef register(): may_end.wait(10); done.append(1)\n"
+    (tmp_path / "slow_lamps.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    slow_lamps: Any = importlib.import_module("slow_lamps")
+    environ = {"RLINF_EXT_MODULE": "slow_lamps"}
+    seen: list[list[int]] = []
+    threads = [
+        threading.Thread(target=lambda: (load_extension(environ), seen.append(list(slow_lamps.done)))) for _ in "12"
+    ]
+    for thread in threads:
+        thread.start()
+    threads[1].join(0.1)
+    slow_lamps.may_end.set()
+    for thread in threads:
+        thread.join()
+    assert seen == [[1], [1]]
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        "import threading, time; threading.Thread(target=time.sleep, args=(1000,)).start()",
+        "import os; from rlinf_async.hardware import load_extension; load_extension(os.environ)",
+    ],
+)
+def test_an_extension_may_leave_a_thread_or_load_itself_again(tmp_path: Path, register: str) -> None:
+    (tmp_path / "lamps.py").write_text(f"def register():\n    {register}")
+    assert ask(tmp_path, "lamps")["warning"] == ""
 
 
 def test_the_one_robot_of_a_node_takes_a_list_with_commas(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,9 @@ def test_all_cards_are_found_a_cut_one_as_its_slices(four_cards: FakeLibrary) ->
         ("1,9,0", ["1"]),
         ("GPU-aa,0", []),
         ("0,0", []),
+        ("1,01", []),
+        ("MIG-1,MIG-2", ["MIG-1", "MIG-2"]),
+        ("9" * 5000, []),
     ],
 )
 def test_a_list_of_visible_devices_is_honoured_as_cuda_would(
@@ -83,6 +86,13 @@ def test_a_device_that_the_hosts_file_names_must_be_there(four_cards: FakeLibrar
 
 
 @pytest.mark.usefixtures("no_driver")
+def test_two_names_of_one_device_are_no_two_devices(four_cards: FakeLibrary) -> None:
+    uuid = read_cards()[1].uuid
+    assert ids(f"1,{uuid}") == []
+    with pytest.raises(ConfigError, match=f"gpus=1,{uuid} names a GPU twice, the second time by {uuid}\n  fix: name"):
+        ids(wanted=["1", uuid])
+
+
 def test_without_a_driver_there_are_quietly_no_gpus(caplog: pytest.LogCaptureFixture) -> None:
     assert found({}) == found({"CUDA_VISIBLE_DEVICES": "0"}) == ()
     assert not caplog.records

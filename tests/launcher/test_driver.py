@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -28,6 +29,20 @@ os.write(1, b"listening ")
 while True:
     time.sleep(100)
 """
+
+
+async def test_a_script_that_cannot_be_watched_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    def refuse(pid: int) -> int:
+        started.append(pid)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        Driver([sys.executable, "-c", LISTENER], os.environ)
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
 
 
 async def hears(shares_terminal: bool, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:

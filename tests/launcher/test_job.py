@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 import os
@@ -11,6 +12,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -77,6 +79,20 @@ async def test_the_script_finds_its_run_and_gives_the_exit_code(stage: Stage, re
     assert node_socket == config["run_dir"] + "/node.sock"
     assert path.split(":")[0] == str(stage.folder / "path")
     assert exported == str(stage.folder)
+
+
+async def test_a_script_that_cannot_be_started_is_one_error_and_the_nodes_end(
+    stage: Stage, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.runs("")
+    refuse = Mock(side_effect=OSError(errno.EMFILE, "Too many open files"))
+    monkeypatch.setattr(job_module, "Driver", refuse)
+    job = stage.job(report)
+    with pytest.raises(
+        LaunchError, match=r"the script cannot be started: .*Too many open files \(it may open \d+ files"
+    ):
+        await life(job)
+    assert processes_of(job.run_id) == []
 
 
 async def test_a_lone_local_node_has_neither_address_nor_keys(stage: Stage, report: Report) -> None:

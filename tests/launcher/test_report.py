@@ -114,6 +114,16 @@ def test_on_a_terminal_a_table_gives_way_to_lines() -> None:
     assert screen.getvalue()[before:] == "error: b: lost: cable\n"
 
 
+@pytest.mark.parametrize("text", ["[/opt/bin/python]: not found", "[sudo] password", "2001:db8:a:b::1"])
+def test_a_table_has_texts_as_they_are(text: str) -> None:
+    screen = Terminal()
+    report = LiveReport(screen)
+    report.begin("0a1b2c3d", [Node("a"), Node("b")])
+    report.node(0, "failed", text)
+    report.close()
+    assert f"failed: {text}" in screen.getvalue()
+
+
 def test_a_terminal_that_is_gone_stops_nobody() -> None:
     for kind in (Report, JsonReport, LiveReport):
         screen = Terminal()

@@ -142,6 +142,13 @@ def test_a_configuration_may_be_a_file_or_the_section_that_a_cluster_has_read(ma
         ((2,), {"env": {"node_group": "robot", "placement": "0"}}, "component 'env': .*not defined for this cluster"),
         ((2,), {"actor": "0", "env,actor": "1"}, "Duplicate component names .*'actor' has multiple placements"),
         ((2,), {"actor,actor": "0"}, "Duplicate component names"),
+        (
+            (2,),
+            {"actor": "0:0-999999999"},
+            "component 'actor': '0-999999999' in .* is 1000000000 ranks, more than 65536",
+        ),
+        ((2,), {"actor": b"0"}, "component 'actor': expected a range .* got b'0'"),
+        ((2,), {True: "0"}, "component_placement.True: a component's name is a text, got True: put it in quotes"),
         ((2,), {"actor,": "0"}, "a component's name is empty in 'actor,'"),
     ],
 )

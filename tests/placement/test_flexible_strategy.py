@@ -45,6 +45,10 @@ def test_the_callers_lists_are_left_alone(make_cluster):
     ("lists", "text"),
     [
         ([], "The hardware_ranks_list must not be empty"),
+        (3, "The hardware_ranks_list must not be empty.*, got 3"),
+        ([1, 2], "hardware ranks of process 0 must be a list of at most 65536 whole numbers, got 1"),
+        ([[0], [True]], r"hardware ranks of process 1 must be .* whole numbers, got \[True\]"),
+        ([["0"]], r"hardware ranks of process 0 must be .* whole numbers, got \['0'\]"),
         ([[0], []], "hardware ranks of process 1 must not be empty"),
         ([[0, -1]], r"hardware ranks \[0, -1\] of process 0 must be non-negative"),
         ([[0], [1, 1]], r"\[1, 1\] of process 1 must be unique"),

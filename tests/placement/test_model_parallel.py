@@ -46,6 +46,11 @@ def test_sizes_are_read_from_a_file_and_are_not_in_a_section(make_cluster, tmp_p
         ModelParallelComponentPlacement(ClusterConfig.from_file(path), cluster)
 
 
+def test_an_interpolation_that_leads_nowhere_is_named(make_cluster):
+    with pytest.raises(ConfigError, match=r"rollout\.tensor_parallel_size: Interpolation key 'nope' not found"):
+        place(make_cluster(4), {"actor,rollout,reward": "all"}, rollout="${nope}")
+
+
 def test_on_the_same_accelerators_an_engine_has_those_of_its_part_of_the_actor(make_cluster):
     cluster = make_cluster(4, 4)
 

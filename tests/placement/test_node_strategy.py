@@ -42,6 +42,12 @@ def test_no_nodes_are_refused():
         NodePlacementStrategy([])
 
 
+@pytest.mark.parametrize("node_ranks", ["01", [True], [0.0], [[0]], None, range(10**12)])
+def test_nodes_are_whole_numbers_in_a_list(node_ranks):
+    with pytest.raises(ConfigError, match="node_ranks must be a list of at most 65536 whole numbers, got"):
+        NodePlacementStrategy(node_ranks)
+
+
 @pytest.mark.parametrize("node_rank", [2, -1])
 def test_a_node_that_is_not_there_is_an_index_error_that_names_what_there_is(make_cluster, node_rank):
     strategy = NodePlacementStrategy([0, node_rank])

@@ -95,6 +95,9 @@ def test_a_process_never_spills_over_the_end_of_its_node(make_cluster):
     [
         ((-1, 3), "The start hardware rank -1 must be non-negative"),
         ((3, 2), "The end hardware rank 2 must be greater than or equal to the start hardware rank 3"),
+        (("0", 3), r"start_hardware_rank must be .* whole numbers, got \['0'\]"),
+        ((0, True), r"end_hardware_rank must be .* whole numbers, got \[True\]"),
+        ((0, 3, 2.0), r"num_hardware_per_process must be .* whole numbers, got \[2.0\]"),
         ((0, 3, 0), "must be at least 1"),
         ((0, 3, 1, 0), "must be at least 1"),
         ((0, 3, 3), r"number of hardware 4 \(ranks 0-3\) must be divisible by .* \(3\)"),
@@ -138,6 +141,12 @@ def test_an_unknown_node_group_is_refused(make_cluster, group):
 
     with pytest.raises(ConfigError, match="Node groups are not defined for this cluster"):
         strategy.get_placement(make_cluster(1))
+
+
+@pytest.mark.parametrize("group", [5, [5]])
+def test_a_node_group_is_named_by_its_label(make_cluster, group):
+    with pytest.raises(ConfigError, match="a node group is named by its label, several by a list of labels, got"):
+        PackedPlacementStrategy(0, 0, node_group=group).get_placement(make_cluster(1))
 
 
 @pytest.mark.parametrize("group", [[], ["cluster", "cluster"], "cluster, cluster"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -11,6 +11,12 @@ from hypothesis import given, settings, strategies as st
 
 from rlinf_async.errors import ConfigError
 from rlinf_async.routing import get_batch_size, infer_batch_size, merge_batches, split_batch, validate_batch_size
+
+
+class Pair(NamedTuple):
+    a: list[int]
+    b: list[int]
+
 
 _SIZES = st.lists(st.integers(1, 4), min_size=1, max_size=5)
 
@@ -67,7 +73,23 @@ def test_what_has_another_number_of_rows_is_named() -> None:
         split_batch({"x": {1, 2}}, [1, 1])
 
 
+def test_no_part_has_a_negative_number_of_rows() -> None:
+    with pytest.raises(ConfigError, match=r"the batch has 4 rows, and the parts \[5, -1\] have 4 together"):
+        split_batch([1, 2, 3, 4], [5, -1])
+
+
+def test_an_error_of_torch_or_numpy_names_the_part() -> None:
+    for make, error in ((torch.zeros, RuntimeError), (np.zeros, ValueError)):
+        with pytest.raises(error) as caught:
+            merge_batches([{"a": make((1, 2))}, {"a": make((1, 3))}])
+        assert caught.value.__notes__ == ["while the batch['a'] was merged"]
+
+
 def test_parts_that_do_not_match_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"it is array\(1\) in one part and something else in another"):
+        merge_batches([np.array(1), np.array([1, 2])])
+    with pytest.raises(ConfigError, match="it is a Pair; give merge_fn="):
+        merge_batches([Pair([1], [2]), Pair([3], [4])])
     with pytest.raises(ValueError, match=r"\['a'\] cannot be merged from parts of different kinds: a Tensor, None"):
         merge_batches([{"a": torch.zeros(1)}, {"a": None}])
     with pytest.raises(ValueError, match="not all parts have 'b'"):

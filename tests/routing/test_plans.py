@@ -105,6 +105,11 @@ def test_a_batch_that_cannot_be_split_evenly_is_an_error() -> None:
         CommMapper.decoupled_get_batch_size(12, 2, 3, queue_size=4)
 
 
+def test_a_negative_number_of_shards_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="queue size -1"):
+        CommMapper.decoupled_get_batch_size(12, 2, 3, -1)
+
+
 def test_decoupled_shards_are_as_large_as_they_can_be() -> None:
     assert CommMapper.decoupled_get_batch_size(12, 2, 3) == [2, 2, 2]
     assert CommMapper.decoupled_get_batch_size(12, 4, 2) == [3]

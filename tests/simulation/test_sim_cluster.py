@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import socket
@@ -10,8 +11,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +31,7 @@ from rlinf_async import (
     concurrent,
 )
 from rlinf_async.testing import Faults, SimCluster, SimulationError, monotonic, sleep
+from rlinf_async.testing.pytest_plugin import simulate  # noqa: F401  # a fixture
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -441,6 +444,15 @@ SimCluster(seed=1).run(main)
 """
 
 
+def test_an_interrupt_of_what_is_not_simulated_is_one(tmp_path: Path) -> None:
+    interrupt = "import signal, threading\nMAIN = threading.get_ident()\n"
+    kill = "        signal.pthread_kill(MAIN, signal.SIGINT)\n"
+    program = interrupt + OUTSIDE.replace("        os.read", kill + "        os.read")
+    (tmp_path / "outside.py").write_text(program)
+    done = subprocess.run([sys.executable, "outside.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+
+
 def test_what_is_not_simulated_is_named(tmp_path: Path) -> None:
     (tmp_path / "outside.py").write_text(OUTSIDE)  # a program of its own: the thread waits for ever
     done = subprocess.run([sys.executable, "outside.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
@@ -525,7 +537,22 @@ def test_nothing_is_left_of_a_simulation() -> None:
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
+def test_a_seed_may_be_any_integer() -> None:
+    async def main() -> bool:
+        return gc.isenabled()
+
+    assert [SimCluster(seed=seed).run(main) for seed in (1 << 70, -1 << 70)] == [False, False]
+    assert gc.isenabled()
+
+
+def test_wrong_arguments_of_a_driver_are_told(simulate: Callable[..., Any]) -> None:  # noqa: F811
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        simulate(lambda: None)
+
+
 def test_bad_arguments_say_which() -> None:
+    with pytest.raises(TypeError, match="integer"):
+        SimCluster(seed="7")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="nodes must be at least 1, got 0"):
         SimCluster(nodes=0)
     with pytest.raises(ConfigError, match=r"Faults\(kills=-1\)"):

@@ -152,6 +152,10 @@ class Trainer(Ends):
             return said(error)
         return "none"
 
+    def publish_without_memory(self) -> None:
+        with mock.patch("rlinf_async.weights.publication.Followers", side_effect=MemoryError):
+            publish(self.model, "rollout")
+
     async def publish_twice(self, first: Any, second: Any, name: str = "policy") -> str:
         publish(self.model, first)
         try:
@@ -283,8 +287,12 @@ class Follower(Ends):
         self.weights = follow(self.model, "trainer")
         return int(self.weights.__enter__().version)
 
-    async def enter_without_threads(self) -> str:
-        with mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")):
+    async def enter_without(self, lacking: str) -> str:
+        patches: dict[str, Any] = {
+            "threads": mock.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread")),
+            "memory": mock.patch("rlinf_async.weights.following.Subscriber", side_effect=MemoryError("none is left")),
+        }
+        with patches[lacking]:
             return await self.try_to("enter")
 
     def join(self) -> None:

@@ -141,9 +141,10 @@ def test_a_follower_may_refuse_other_dtypes(launch: Launch) -> None:
     trainer.leave().wait(40)
 
 
-def test_a_name_is_free_again_where_there_can_be_no_thread(launch: Launch) -> None:
+def test_a_name_is_free_again_where_there_can_be_no_thread_or_memory(launch: Launch) -> None:
     trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
-    assert rollout.enter_without_threads().wait(40) == ["RuntimeError: can't start new thread"]
+    assert rollout.enter_without("threads").wait(40) == ["RuntimeError: can't start new thread"]
+    assert rollout.enter_without("memory").wait(40) == ["MemoryError: none is left"]
     entering = rollout.enter()
     trainer.enter("rollout").wait(40)
     assert entering.wait(40) == [1]

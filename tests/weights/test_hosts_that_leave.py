@@ -8,7 +8,7 @@ import pytest
 
 from rlinf_async.errors import PeerLost, TransferFailed
 from rlinf_async.weights import Publisher, Subscriber
-from tests._support.weight_parts import LocalLink, MemoryGone, SlotReader
+from tests._support.weight_parts import LocalLink, MemoryGone, SlotReader, messages
 from tests.weights.ends import Tied
 from tests.weights.far_links import FarLink
 
@@ -49,6 +49,24 @@ async def test_memory_that_can_never_be_opened_is_asked_for_a_few_times(monkeypa
         with pytest.raises(TransferFailed, match="Permission denied"):
             await (await publisher.publish(source, timeout=5))
         assert len(asked) == 4
+
+
+async def test_memory_that_is_gone_is_asked_for_under_the_latest_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, needed = Tied(1.0), []
+
+    def refuse(reader: SlotReader, *_: object) -> None:
+        raise MemoryGone("the sender's memory cannot be opened: Permission denied")
+
+    to_receiver, to_sender = LocalLink.pair()
+    async with Publisher(source, behind=2) as publisher, Subscriber(to_sender, Tied()) as subscriber:
+        publisher.add(0, to_receiver)
+        await asyncio.gather(publisher.connect(5), subscriber.connect(5))
+        for _ in range(2):
+            await publisher.publish(source)
+        monkeypatch.setattr(SlotReader, "__init__", refuse)
+        monkeypatch.setattr(subscriber, "_send", lambda *words: needed.append(words[:2]))
+        assert not await subscriber.receive(0.01)
+    assert needed == [(messages.NEED, 2)]
 
 
 async def test_memory_that_went_with_its_sender_is_told_as_its_end() -> None:

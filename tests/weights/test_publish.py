@@ -292,6 +292,8 @@ def test_a_name_is_in_use_once_at_a_time_with_each_group(launch: Launch) -> None
     )
     assert trainer.publish_twice("rollout", "evaluation").wait(40) == ["none"]
     assert trainer.publish_twice("rollout", "rollout", name="critic").wait(40) == ["none"]
+    with pytest.raises(MemoryError):
+        trainer.publish_without_memory().wait(40)
     assert trainer.publish_twice("rollout", "evaluation").wait(40) == ["none"], "all of them are free again"
 
 

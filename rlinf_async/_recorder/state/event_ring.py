@@ -218,13 +218,15 @@ class EventRing:
     # -- metrics ------------------------------------------------------------------------------------------------
 
     def cell(self, kind: MetricKind, name: str) -> int | None:
-        """Return the place of the value of a metric, named in Prometheus notation; None if all places are in use."""
+        """Return the place of the value of a metric, named in Prometheus notation; None if there is no room for it."""
         place = self._cells.get(name)
         if place is None:
             with self._lock:
                 number = len(self._cells)
                 if name not in self._cells:
-                    if number == MAX_CELLS or (index := self._names[name]) == 0:
+                    # A name that was cut would lack labels, and one such metric would spoil all metrics of the run.
+                    is_whole = len(name.encode(errors="replace")) <= MAX_NAME_BYTES
+                    if not is_whole or number == MAX_CELLS or (index := self._names[name]) == 0:
                         return None
                     CELL.pack_into(self._buffer, CELLS_AT + number * CELL.size, index, kind, 0.0)
                     self._cells[name] = number * 2 + 1  # the index of the value in words of 8 bytes

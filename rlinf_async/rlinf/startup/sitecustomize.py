@@ -5,6 +5,7 @@ import atexit
 import contextlib
 import importlib.machinery
 import importlib.util
+import os.path
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ with contextlib.suppress(ImportError):  # without the framework, this interprete
     atexit.register(import_hook.end_quickly)
 
 _here = Path(__file__).resolve().parent
-_others = [entry for entry in sys.path if Path(entry).resolve() != _here]
+_others = [entry for entry in sys.path if os.path.realpath(entry) != str(_here)]  # Path.resolve may raise
 _spec = importlib.machinery.PathFinder.find_spec("sitecustomize", _others)
 if _spec is not None and _spec.loader is not None:
     sys.modules["sitecustomize"] = importlib.util.module_from_spec(_spec)

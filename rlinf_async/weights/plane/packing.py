@@ -60,7 +60,7 @@ class Packing:
 
     @property
     def nbytes(self) -> int | None:
-        """Size in bytes of the copy that ``pack`` makes; None if ``pack`` waits for a GPU, other ranks or a comparison."""
+        """Size in bytes of the copy of ``pack``; None if it waits for a GPU, other ranks or a comparison."""
         # A version that is to be verified must be pinned before the next one is packed, and pinning runs in the thread.
         waits = self.taker.is_sharded or self._places or self.verifying is not None
         return None if waits else self.taker.manifest.nbytes

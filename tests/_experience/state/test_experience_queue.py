@@ -70,6 +70,11 @@ def told(steps: list[Step]) -> list[str]:
     return words
 
 
+def test_a_put_under_no_name_is_refused() -> None:
+    [refused] = told(Hand().queue.put(P, 1, b"no name", 0, 1, "a"))
+    assert refused == "ValueError: no group has the name b'no name'"
+
+
 def test_a_put_waits_for_room_for_its_whole_group_and_one_of_a_group_that_has_begun_does_not() -> None:
     hand = Hand(group=2, maxsize=2)
     assert hand.put("a") == ["accepted"]

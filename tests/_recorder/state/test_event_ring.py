@@ -22,6 +22,7 @@ from rlinf_async._recorder.state.event_ring import (
     RingAdmission,
     size_of,
 )
+from rlinf_async._recorder.state.metric_names import cell_name, split_cell
 from rlinf_async._recorder.state.ring_contents import RingContents
 
 
@@ -143,6 +144,13 @@ def test_a_metric_has_its_last_value_and_the_table_has_an_end() -> None:
     for number in range(1, MAX_CELLS):
         assert ring.cell(MetricKind.COUNTER, f"n{number}") is not None
     assert ring.cell(MetricKind.COUNTER, "one too many") is None
+
+
+def test_a_metric_has_its_whole_name_or_no_place() -> None:
+    ring, buffer = make()
+    assert ring.cell(MetricKind.GAUGE, cell_name("versions", {"model": "m" * 182})) is not None
+    assert ring.cell(MetricKind.GAUGE, cell_name("versions", {"model": "m" * 183})) is None
+    assert [split_cell(metric.name) for metric in read(buffer).metrics] == [("versions", {"model": "m" * 182})]
 
 
 @pytest.mark.parametrize("slots", [0, 3, -8])

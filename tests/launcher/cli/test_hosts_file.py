@@ -229,6 +229,10 @@ def test_an_error_shows_place_text_mark_and_fix() -> None:
         ("node env.X=1 env.X=2", 14, "env.X is given twice", "keep one"),
         ("node env.X='a b", 12, "quote is never closed", "end it with '"),
         ("node python=-c", 13, "'-c' is not an interpreter", "python=/opt"),
+        ("node env.RLINF_RUN_ID=1", 6, "RLINF_RUN_ID is set by the launcher", "leave it out"),
+        ("node env.A=x\0", 13, "a zero byte stands here", "delete it"),
+        ("node labels=a,node", 15, "every run has a group 'node', of all its nodes", "choose another label"),
+        ("node gpus=0,00", 13, "GPU 0 is named twice", "once"),
         ("node labels=a,,b", 15, "'' is not a label", "labels="),
     ],
 )
@@ -327,6 +331,12 @@ def test_a_bare_word_is_a_missing_file() -> None:
     with pytest.raises(ConfigError, match=re.escape("there is no file 'node01'")) as caught:
         read_hosts("node01", io.StringIO())
     assert "--hosts node01," in str(caught.value)
+
+
+def test_a_path_is_missing_for_the_reason_that_the_system_gives(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file/nodes:1:1: cannot read the hosts: Not a directory\n  fix: check"):
+        read_hosts(str(tmp_path / "file/nodes"), io.StringIO())
 
 
 @pytest.mark.parametrize(("argument", "column"), [("a,,b", 3), (",", 1), (",a", 1)])

@@ -190,6 +190,31 @@ def test_closed_standard_descriptors_are_no_crash(words: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_full_disk_behind_stdout_is_one_error() -> None:
+    full = f"{sys.executable} -m rlinf_launcher --help >/dev/full"
+    done = subprocess.run(["sh", "-c", full], cwd=CHECKOUT, stderr=subprocess.PIPE, text=True)
+    said = "rlinf-launch: stdout cannot be written: No space left on device\n  fix: redirect it elsewhere\n"
+    assert (done.returncode, done.stderr) == (255, said)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "ascii:strict"])
+def test_what_stdout_cannot_encode_is_escaped(encoding: str) -> None:
+    environ = {**os.environ, "WANDB_NAME": "\udcff", "PYTHONIOENCODING": encoding}
+    command = [sys.executable, "-m", "rlinf_launcher", "--dry-run", "--local-nodes", "1", __file__]
+    done = subprocess.run(command, cwd=CHECKOUT, env=environ, capture_output=True, text=True)
+    assert "WANDB_NAME=\\udcff\n" in done.stdout, done.stderr
+
+
+def test_a_removed_working_directory_is_named_with_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main.main(["--dry-run", "--local-nodes", "1", "train.py"]) == 255
+    assert re.search(r"the working directory of process \d+ has been removed.*\n  fix: `cd`", capsys.readouterr().err)
+
+
 def test_ctrl_c_while_hosts_are_read_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "find_hosts", Mock(side_effect=KeyboardInterrupt))
     assert main.main(["--hosts", "-", "--check"]) == 130

@@ -184,6 +184,7 @@ def test_sync_without_a_project_around_is_the_working_directory(project: Path) -
     assert parsed("--sync train.py") == Options(script="train.py", sync=project)
     assert parsed("--sync -n 2 train.py").sync == project
     assert parsed("--sync missing.py").script == "missing.py"
+    assert parsed(f"--sync {'x' * 5000}").script == "x" * 5000, "a name that is too long for any file"
 
 
 def test_sync_takes_the_next_word_if_it_is_a_folder(project: Path) -> None:
@@ -194,6 +195,9 @@ def test_sync_takes_the_next_word_if_it_is_a_folder(project: Path) -> None:
 
 def test_a_folder_that_sync_names_plainly_must_be_there(project: Path) -> None:
     assert "--sync: 'gone' is not a folder" in refusal("--sync=gone train.py")
+    Path("loop").symlink_to("loop")
+    assert "--sync: 'loop' is not a folder" in refusal("--sync=loop train.py")
+    assert parsed("--sync train.py", HOME="loop").script == "train.py"
     assert "$RLINF_SYNC: 'gone' is not a folder" in refusal("train.py", RLINF_SYNC="gone")
     assert parsed("train.py", RLINF_SYNC=".").sync == project
 
@@ -258,10 +262,12 @@ def test_what_the_launcher_sets_in_its_processes_is_no_flag() -> None:
         ("--hosts= x", "--hosts: the value is empty"),
         ("-n 1:4 x", "-n: '1:4' is not a number from 1"),
         ("-n 0 x", "-n: '0' is not a number from 1"),
+        ("--local-nodes 1025 x", "--local-nodes: '1025' is not a number from 1 to 1024"),
         ("--local-nodes=² x", "'²' is not a number"),
         ("--ssh-port 65536 x", "--ssh-port: '65536' is not a number from 1 to 65535"),
         ("--start-timeout=-1 x", "--start-timeout: '-1' is not a number of seconds"),
         ("--timeout soon x", "--timeout: 'soon' is not a number of seconds"),
+        ("--start-timeout 1e12 x", "'1e12' is not a number of seconds up to 1e+09"),
         ("--start-timeout nan x", "'nan' is not a number of seconds"),
         ("--start-timeout 5m x", "'5m' is not a number of seconds"),
         ("--tee some x", "--tee: 'some' is not a rank"),
@@ -397,6 +403,15 @@ def test_a_bad_line_of_variables_is_named_with_place(tmp_path: Path, line: str) 
     path.write_text(f"A=1\n{line}\n")
     with pytest.raises(ConfigError, match=r"vars:2:1: .* is not NAME=value"):
         read_env_file(path)
+
+
+def test_a_file_of_variables_has_the_lines_of_an_editor_and_no_zero_byte(tmp_path: Path) -> None:
+    path = tmp_path / "vars"
+    path.write_bytes("A=a\fb\u2028c\r\nB=x\0y\n".encode())
+    with pytest.raises(ConfigError, match=r"vars:2:4: a zero byte stands here"):
+        read_env_file(path)
+    path.write_bytes("A=a\fb\u2028c\r\n".encode())
+    assert read_env_file(path) == {"A": "a\fb\u2028c"}
 
 
 def test_a_missing_file_of_variables_is_named(tmp_path: Path) -> None:

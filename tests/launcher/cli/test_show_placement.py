@@ -194,6 +194,8 @@ def test_slots_count_as_devices_and_silent_hosts_are_named(capsys: pytest.Captur
     [
         (("--show-placement",), "--show-placement: no configuration is named\n  fix: write --show-placement FILE"),
         (("--show-placement", "train.py"), "no configuration is named"),
+        (("--show-placement", "train.py", "--config", "x" * 5000), "no configuration is named"),
+        (("--show-placement", "train.py", "x" * 5000 + ".yaml"), "no configuration is named"),
         (("--show-placement", "none.yaml"), "none.yaml: cannot read the configuration"),
         (("--show-placement", "job.yaml", "--nnodes", "2"), "num_nodes: 3, but there are 2 hosts: n1, n2\n  fix: name"),
         (("--show-placement", "bad.yaml"), "bad.yaml:3: component 'actor' asks for accelerators 0-63, the cluster has"),

@@ -96,6 +96,20 @@ def test_a_node_in_two_components_is_an_error() -> None:
         slurm_hosts({**HET, "SLURM_JOB_NODELIST_HET_GROUP_1": "n[0-1]"}, silent)
 
 
+@pytest.mark.parametrize("size", ["9" * 5000, "99999999999", "two", "-1", "٣"])
+def test_a_count_that_slurm_would_not_write_is_an_error(size: str) -> None:
+    with pytest.raises(ConfigError, match=rf"\$SLURM_HET_SIZE is '{size}', not a number\n  fix: "):
+        slurm_hosts(HET | {"SLURM_HET_SIZE": size}, silent)
+    with pytest.raises(ConfigError, match=rf"\$SLURM_GPUS_ON_NODE is '{size}', not a number\n  fix: "):
+        slurm_hosts(JOB | {"SLURM_GPUS_ON_NODE": size}, silent)
+
+
+@pytest.mark.usefixtures("srun")
+def test_a_job_name_that_is_not_utf_8_does_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nprintf 'JobName=\\344\\n Nodes=n0 GRES=gpu:2'\n")
+    assert slurm_hosts(JOB)[0].slots == 2
+
+
 @pytest.mark.usefixtures("srun")
 def test_auto_is_srun_within_the_job_and_ssh_outside() -> None:
     assert ways("n0,n1", "auto", JOB) == [True, True]

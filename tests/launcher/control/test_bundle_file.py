@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from rlinf_launcher.control import bundle_file
 from rlinf_launcher.control.bundle_file import BadBundle, read_bundle, write_bundle
+from rlinf_launcher.control.fresh_file import fresh_file
 from rlinf_launcher.control.run_snapshot import RunSnapshot
 from tests._support.made_snapshots import RUN, made_snapshot
 
@@ -28,6 +30,15 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_what_a_killed_process_of_the_same_pid_has_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    path = tmp_path / "bundle.zip"
+    path.with_name(f".bundle.zip-{os.getpid()}").touch()
+    with fresh_file(path) as file, fresh_file(path) as other:  # as two containers do that share the directory
+        file.write(b"this")
+        other.write(b"other")
+    assert path.read_bytes() == b"this"
+
+
 def test_secrets_of_a_command_line_are_not_in_a_bundle(tmp_path: Path) -> None:
     snapshot = RunSnapshot(RUN, 5.0, status={"processes": [{"command": "train.py --api-key abc --steps 3"}]})
     write_bundle(snapshot, tmp_path / "run.zip")
@@ -39,6 +50,14 @@ def test_files_without_time_are_named_in_the_bundle(tmp_path: Path) -> None:
     read = read_bundle(tmp_path / "bundle.zip")
     assert read.files == {}
     assert read.missing.keys() == {*made_snapshot().files, *made_snapshot().missing}
+
+
+def test_two_writers_of_a_file_do_not_meet(tmp_path: Path) -> None:
+    with fresh_file(tmp_path / "page") as last, fresh_file(tmp_path / "page") as first:
+        last.write(b"last")
+        first.write(b"first")
+    (written,) = tmp_path.iterdir()
+    assert (written.name, written.read_bytes(), written.stat().st_mode & 0o777) == ("page", b"last", 0o600)
 
 
 def test_nothing_is_left_where_it_cannot_be_written(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import io
 import shutil
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,6 +69,14 @@ def test_a_truncated_log_is_read_on_from_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_log_that_is_removed_ends_with_what_was_read(tmp_path: Path) -> None:
+    file = log(tmp_path / "log", b"one\ntw")
+    assert read(file, 20) == ["one"]
+    file.path.unlink()
+    assert read(file) == []
+    assert read(file, is_last=True) == ["tw"]
+
+
 def test_a_long_log_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     file = log(tmp_path / "log", b"a line\n" * (1 << 20))
     tracemalloc.start()
@@ -173,6 +182,28 @@ async def test_a_remote_log_is_copied_while_readable(
     await log.begin(tail)
     assert log.copy.read_bytes() == copied
     assert bool(log.trouble) == (reads < 9)
+
+
+async def test_a_remote_log_that_always_grows_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon: Any = FarDaemon(b"", 9)
+    log = RemoteLog(daemon, 1, RunFile("g/rank_0.out", 0, 0.0), tmp_path / "copy")
+
+    async def request(operation: Any, node: int) -> bytes:
+        daemon.data += b"a line that the rank has written meanwhile\n"
+        return await FarDaemon.request(daemon, operation, node)
+
+    monkeypatch.setattr(daemon, "request", request)
+    await log.follow()
+    assert (log.copy.read_bytes(), log.trouble) == (daemon.data, "")
+
+
+async def test_a_remote_path_outside_the_logs_is_left_out(tmp_path: Path) -> None:
+    async def ask_nodes(_: Any) -> Any:
+        return {1: [[path, 1, 0.0] for path in ("g/rank_0.out", "../../rank_0.out", "/etc/rank_0.out")]}, {}
+
+    attachment: Any = SimpleNamespace(run=LocalRun(RUN, 0.0), ask_nodes=ask_nodes)
+    found, _ = await remote_logs.find_remote_logs(attachment, tmp_path)
+    assert [log.file.path for log in found] == ["g/rank_0.out"]
 
 
 async def test_a_copy_that_cannot_be_written_is_an_os_error(tmp_path: Path) -> None:

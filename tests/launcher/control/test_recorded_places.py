@@ -35,6 +35,23 @@ def test_ended_runs_are_found_by_their_logs_the_latest_last(places: list[Path]) 
     assert f"logs in {places[0]}" in str(found[0])
 
 
+@pytest.mark.parametrize("looks", range(4))
+def test_logs_that_are_removed_meanwhile_are_left_out(
+    places: list[Path], monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    stat, left = Path.stat, [None] * looks
+
+    def stat_of(path: Path, **options: bool) -> os.stat_result:
+        if path.name == "cafebabe":
+            if not left and os.path.lexists(path):
+                path.rmdir()
+            del left[:1]
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat_of)
+    assert {"cafecafe", "00000001"} <= {run.run for run in find_recorded(places)}
+
+
 def test_one_is_meant_by_the_beginning_of_its_id(places: list[Path]) -> None:
     assert choose_recorded("cafec", places).run == "cafecafe"
 

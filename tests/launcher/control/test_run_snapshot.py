@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 from rlinf_async._recorder.state.event_ring import Phase
 from rlinf_launcher.control import run_snapshot
@@ -38,6 +39,7 @@ def test_truncated_lines_are_left_out_and_deaths_are_in_order() -> None:
     snapshot = made_snapshot()
     snapshot.files["recorder/deaths-0.jsonl"] += made_death("actor:1", 9.0) + made_death("actor:2", 9.0)[:-20]
     snapshot.files["recorder/deaths-1.jsonl"] = made_death("rollout:0", 6.0)[:30] + made_death("rollout:1", 5.0)
+    snapshot.files["recorder/deaths-1.jsonl"] += made_death("rollout:2", math.inf) + made_death("rollout:3", 10**400)
     assert [death["process"] for death in snapshot.recorded().deaths] == ["actor:0", "rollout:1", "actor:1"]
 
 

@@ -75,3 +75,11 @@ def test_ranks_that_differ_in_ages_only_are_told_once() -> None:
     first, second = alike(ranks)
     assert next(stack_lines(first)) == "rollout:0,1,3  (3 alike; of the first, pid 100 on node0)"
     assert [process.name for process in second] == ["rollout:2"]
+
+
+def test_a_chain_of_two_thousand_tasks_is_shown() -> None:
+    tasks = [Activity(f"task {n}", ActivityState.WAITING, awaits=[f"task {n + 1}"]) for n in range(2000)]
+    lines = list(stack_lines([rank(0, tasks)]))
+    assert len(lines) == 2001
+    assert lines[-1].strip() == "task 1999: awaits task 2000"
+    assert max(map(len, lines)) < 200

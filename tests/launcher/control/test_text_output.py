@@ -15,6 +15,13 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.parametrize(("encoding", "shown"), [("utf-8", b"\xc3\xa4\\udcff\n"), ("ascii", b"\\xe4\\udcff\n")])
+def test_a_name_that_is_no_text_is_shown(encoding: str, shown: bytes) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    TextOutput(stream, as_json=False).line("ä\udcff")
+    assert stream.buffer.getvalue() == shown  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

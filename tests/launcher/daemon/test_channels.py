@@ -471,6 +471,20 @@ async def test_a_question_is_answered_after_producers_sockets_are_read(daemon: D
     assert asker.heard() == [("replies", [[], [(get, False, False, b"another")]])]
 
 
+async def test_processes_that_ask_without_a_pause_leave_the_daemon_its_turns(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = Process(daemon), Process(daemon)
+    await daemon.host(one.id)
+    questions = iter(range(1, 100))
+    for each in (one, other):
+        await known(daemon, each)
+        monkeypatch.setattr(each, "read_available", lambda each=each: each.tell("size", [next(questions), b"k"]))
+    one.tell("size", [100, b"k"])
+    await turn()
+    assert len(one.heard() + other.heard()) < 10
+
+
 async def test_a_malformed_question_does_not_block_other_answers(daemon: Daemon) -> None:
     wild, asker, producer = Process(daemon), Process(daemon), Process(daemon)
     await daemon.host(asker.id)

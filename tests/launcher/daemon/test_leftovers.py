@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -60,23 +61,55 @@ async def test_a_process_of_the_workers_session_is_a_leftover() -> None:
         leftovers.release()
 
 
+@pytest.mark.parametrize("lacking", ["pidfd_open", "read_bytes"])
 async def test_processes_that_cannot_be_watched_are_killed_later(
+    lacking: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gone = asyncio.Event()
     with started({MARKER: "mine"}) as worker:
         leftovers = Leftovers(asyncio.get_running_loop(), worker, "mine", gone.set)
-    open_pidfd, short = os.pidfd_open, [OSError(errno.EMFILE, "no descriptor is free")]
+    short = [OSError(errno.EMFILE, "no descriptor is free")]
+    where: Any = {"pidfd_open": os, "read_bytes": Path}[lacking]
+    opening = getattr(where, lacking)
 
-    def pidfd_open(pid: int) -> int:
+    def fails_once(of: Any) -> Any:
         if short:
             raise short.pop()
-        return open_pidfd(pid)
+        return opening(of)
 
     with started({MARKER: "mine"}) as left:
         monkeypatch.setattr(leftovers_module, "children", lambda: [left] if psutil.pid_exists(left) else [])
+        monkeypatch.setattr(where, lacking, fails_once)
+        leftovers.end()
+        async with asyncio.timeout(5):
+            await gone.wait()
+        assert not short
+        assert not psutil.pid_exists(left)
+
+
+async def test_trackers_that_cannot_all_be_watched_are_killed_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = asyncio.Event()
+    with started({MARKER: "mine"}) as worker:
+        leftovers = Leftovers(asyncio.get_running_loop(), worker, "mine", gone.set)
+    open_pidfd, watched = os.pidfd_open, []
+
+    def pidfd_open(pid: int) -> int:
+        watched.append(pid)
+        if len(watched) == 2:
+            raise OSError(errno.EMFILE, "no descriptor is free")
+        return open_pidfd(pid)
+
+    with started({MARKER: "mine"}) as one, started({MARKER: "mine"}) as other:
+        monkeypatch.setattr(
+            leftovers_module, "children", lambda: [pid for pid in (one, other) if psutil.pid_exists(pid)]
+        )
+        monkeypatch.setattr(leftovers_module, "is_tracker", lambda pid: True)
+        monkeypatch.setattr(leftovers_module, "TRACKERS_S", 0.1)
         monkeypatch.setattr(os, "pidfd_open", pidfd_open)
         leftovers.end()
         async with asyncio.timeout(5):
             await gone.wait()
-        assert not psutil.pid_exists(left)
+    assert watched == [one, other, other]

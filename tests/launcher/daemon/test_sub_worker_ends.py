@@ -33,6 +33,15 @@ def test_a_process_with_an_undecodable_name_has_its_end_told() -> None:
     assert "and lives on" in module._verdict_on(os.getpid())["verdict"]
 
 
+async def test_a_process_without_a_parent_here_is_not_below_a_worker_that_is_not_forked_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_parent_of", lambda pid: 0)  # as of a process that `docker exec` has started
+    router = Router(asyncio.get_running_loop(), 0, lambda *_: None)
+    router.new_endpoint("worker").process = SimpleNamespace(pid=0, exit_status=None)  # type: ignore[assignment]
+    assert SubWorkers(router, "here")._ancestor(os.getpid()) is None
+
+
 async def test_the_latest_ends_below_a_live_worker_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -233,9 +233,10 @@ def test_the_run_directory_is_private_and_each_node_has_one() -> None:
         assert {Path(place).stat().st_mode & 0o777 for place in places} == {0o700}
 
 
-def test_a_runtime_directory_that_is_not_there_is_no_obstacle(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["gone", pytest.param("x" * 5000, id="too long for a path")])
+def test_a_runtime_directory_that_is_not_there_is_no_obstacle(tmp_path: Path, name: str) -> None:
     with tempfile.TemporaryDirectory() as short:
-        answer = look(a_request(), XDG_RUNTIME_DIR=str(tmp_path / "gone"), TMPDIR=short)
+        answer = look(a_request(), XDG_RUNTIME_DIR=str(tmp_path / name), TMPDIR=short)
     assert answer["run_dir"] == f"{short}/rlinf-{os.getuid()}-0a1b2c3d"
 
 
@@ -283,6 +284,16 @@ def test_missing_script_module_and_directory_are_named_at_once(tmp_path: Path) -
         "module": f"{sys.executable} finds no module pkg.train in /",
     }
     assert all(item["fix"] for item in answer["missing"])
+
+
+def test_a_working_directory_that_may_not_be_entered_is_named(tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(0)
+    as_root = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
+    told = missing(look(a_request(cwd=f"{tmp_path}/locked", script=f"{tmp_path}/locked/in/a.py"), wrapped=as_root))
+    assert told == {
+        "directory": f"the working directory {tmp_path}/locked may not be entered",
+        "script": f"{tmp_path}/locked/in/a.py is not there",
+    }
 
 
 def test_a_module_is_looked_for_in_the_working_directory(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -14,13 +15,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from rlinf_async._wire.local_socket import listen
 from rlinf_launcher import orphans
+from rlinf_launcher.cli.parsing import parse
 from rlinf_launcher.daemon import guardian
-from rlinf_launcher.remote import sweeper
+from rlinf_launcher.remote import sweep as sweep_module, sweeper
+from rlinf_launcher.remote.plan import plan
 from tests._support import standing_runs
 from tests._support.inspected_runs import InspectedRun
 
@@ -49,6 +53,28 @@ def test_a_live_run_is_swept_by_force_only() -> None:
         assert run.processes() == []
         assert "lost: it was ended by a sweep (rlinf-launch --sweep, pid " in run.output
         assert "signal 15" not in run.output
+
+
+async def test_no_more_hosts_are_connected_to_at_once_than_the_setting_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLINF_SSH_AT_ONCE", "2")
+    waiting: set[object] = set()
+    most: list[int] = []
+
+    class SlowLifeline(AsyncMock):
+        async def receive(self, timeout: float | None) -> dict[str, Any]:
+            await asyncio.sleep(0)
+            waiting.discard(self)
+            return {"alive": [], "ended": [], "removed": []}
+
+    async def start(*words: Any, **options: Any) -> SlowLifeline:
+        waiting.add(lifeline := SlowLifeline())
+        most.append(len(waiting))
+        return lifeline
+
+    monkeypatch.setattr(sweep_module.Lifeline, "start", start)
+    nodes = plan((), parse(["--local-nodes", "6", "--sweep", "0123abcd"], {}))
+    results, failures = await sweep_module.sweep(nodes, "0123abcd")
+    assert (len(results), failures, max(most)) == (6, {}, 2)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +115,15 @@ def test_a_process_whose_name_is_no_text_is_found() -> None:
         found = sweeper.processes_of("0badcafe", {})
         process.kill()
     assert set(found) == {process.pid}
+
+
+def test_a_base_that_is_too_long_for_a_path_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [tmp_path / f"rlinf-{os.getuid()}-0123abcd", tmp_path / "rlinf-0123abcd-2"]
+    for place in places:
+        place.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/" + "x" * 5000)
+    monkeypatch.setattr(sweeper.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert sweeper.run_dirs("0123abcd") == sorted(places)
 
 
 def test_a_killed_process_has_time_to_give_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
