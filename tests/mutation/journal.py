@@ -19,8 +19,8 @@ _HEAD: Final = """\
 `make mutate` puts small defects into the modules of state and protocol, one at a time, in a copy of the checkout: a
 comparison that is off by one, a dropped wake-up, a condition turned around. The tests that run the mutated line in any
 of their processes, as recorded before ([the record](../tests/mutation/reach.py), `ARGS="--record"` makes it anew), run
-first: those of the module's own file, then the shortest. Seeds of the simulated cluster follow. A mutant that nothing
-fails for is a survivor: the suite has a hole there, or the mutant does what the code does.
+first: those of the module's own file, then the shortest of each other. Seeds of the simulated cluster follow. A mutant
+that nothing fails for is a survivor: the suite has a hole there, or the mutant does what the code does.
 
 `make mutate ARGS="--count 300 --seed 0 --only _wire"` draws other mutants, or more of the same; mutants that are in
 [the journal](mutants.jsonl) are not run again unless their module has changed. `ARGS="--survivors"` runs the survivors

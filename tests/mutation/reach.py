@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -51,7 +52,7 @@ class Reach:
         return cls(offsets, digests, [_Reached(*each) for each in tests])
 
     def tests(self, module: str, line: int, source: bytes, seconds: float) -> list[str]:
-        """Return tests that run a line: first those of the module's own file, then the others, the shortest first.
+        """Return tests that run a line: those of the module's own file, the shortest of each other file, the next ones.
 
         A line that runs at import, or in a module whose code has changed since, is reached by all tests that run any
         line of the module.
@@ -66,8 +67,14 @@ class Reach:
             found = [each for each in self._tests if zlib.decompress(each.marks)[start + line]]
         if not found:
             found = [each for each in self._tests if any(zlib.decompress(each.marks)[start:end])]
-        own = f"test_{PurePosixPath(module).stem}"
-        found.sort(key=lambda each: (own not in each.test.partition("::")[0], each.seconds))
+        found.sort(key=lambda each: each.seconds)
+        own, in_file = f"test_{PurePosixPath(module).stem}", Counter[str]()
+        ranks: dict[str, int] = {}
+        for each in found:
+            file = each.test.partition("::")[0]
+            in_file[file] += 1
+            ranks[each.test] = 0 if own in file else in_file[file]
+        found.sort(key=lambda each: ranks[each.test])
         chosen: list[str] = []
         for each in found:
             seconds -= each.seconds

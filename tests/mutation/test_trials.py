@@ -132,16 +132,16 @@ def test_a_line_is_reached_by_the_tests_whose_processes_run_it(reach: Reach, che
     reach.save(tmp_path / "reach")
     loaded = Reach.load(tmp_path / "reach")
 
-    def tests(text: str, source: bytes = source) -> list[str]:
+    def tests(text: str, source: bytes = source) -> set[str]:
         line = next(number for number, each in enumerate(source.decode().split("\n"), 1) if text in each)
-        return [name.rpartition("::")[2] for name in loaded.tests(MODULE, line, source, 100)]
+        return {name.rpartition("::")[2] for name in loaded.tests(MODULE, line, source, 100)}
 
-    assert tests("return held < limit") == ["test_there_is_room", "test_fill"]
-    assert tests("append(None)") == ["test_fill"]
-    assert tests("items[-1]") == ["test_a_process_that_is_killed"], "its marks remain"
+    assert tests("return held < limit") == {"test_there_is_room", "test_fill"}
+    assert tests("append(None)") == {"test_fill"}
+    assert tests("items[-1]") == {"test_a_process_that_is_killed"}, "its marks remain"
     all_tests = {"test_there_is_room", "test_fill", "test_a_process_that_is_killed"}
-    assert set(tests("items[-1]", b"import os" + source)) == all_tests, "lines of changed code are not known"
-    assert set(tests("def last")) == {"test_a_process_that_is_killed"}, "which alone imported the module itself"
+    assert tests("items[-1]", b"import os" + source) == all_tests, "lines of changed code are not known"
+    assert tests("def last") == {"test_a_process_that_is_killed"}, "which alone imported the module itself"
 
 
 def test_a_test_that_fails_without_a_mutant_kills_none(checkout: Path, reach: Reach) -> None:
