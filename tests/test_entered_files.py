@@ -19,7 +19,7 @@ pytestmark = pytest.mark.shared_cluster
 
 PACKAGE = rlinf_async.__path__[0]
 WARM = 5
-TRIES = 5
+TRIES = 20
 """Operations that are looked at: a timer or an acknowledgement belongs to some of them, and not to the operation."""
 
 Operation = Callable[[], Awaitable[Any]]
