@@ -137,3 +137,23 @@ def test_a_function_is_the_one_that_has_arrived_unless_something_that_it_refers_
     command = [sys.executable, str(path), RECEIVER]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[2, 2, 3, 21, 120, True] [True, True, False, False, False, False]\n"
+
+
+def test_a_child_does_not_wait_for_a_thread_that_its_parent_alone_has() -> None:
+    program = """
+import os, threading
+from rlinf_async._core.main_module import script
+
+taken = threading.Event()
+
+def hold() -> None:
+    script._lock.acquire()
+    taken.set()
+
+threading.Thread(target=hold).start()
+taken.wait()
+if not (child := os.fork()):
+    os._exit(0 if script._lock.acquire(timeout=5) else 1)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=20).returncode == 0
