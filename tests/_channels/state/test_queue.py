@@ -503,7 +503,7 @@ def test_a_sent_item_that_comes_after_the_close_is_counted_as_dropped() -> None:
     freed, closed = queue.put(P, 2, K, nbytes=ITEM_OVERHEAD_BYTES + 1, body="b", sent=True)
     assert freed == (QueueAction.FREED, (P, ITEM_OVERHEAD_BYTES + 1))
     assert acts([closed]) == [(QueueAction.CLOSED, 2)]
-    assert queue.counts().dropped == {TOO_LATE: 1}
+    assert (queue.counts().put, queue.counts().dropped) == (2, {TOO_LATE: 1})
 
 
 def test_the_producer_hears_of_half_a_window_of_sent_bytes_at_once() -> None:

@@ -115,6 +115,7 @@ def test_room_is_reserved_for_the_whole_group() -> None:
     put(pool, "a1", "a")
     assert pool.is_open(None, b"a")
     assert not pool.has_room(1)
+    assert pool.nbytes == 3
     put(pool, "a2", "a")
     put(pool, "a3", "a")
     taken = pool.take(1, None)

@@ -83,4 +83,4 @@ def test_a_metric_of_the_framework_says_its_kind_and_unit_by_its_name(family: Me
 
 def test_there_are_some_twenty_and_the_documents_list_them() -> None:
     assert 10 <= len({family.name for family in metric_table.ALL}) == len(metric_table.ALL) <= 21
-    assert metric_table.table() in PAGE.read_text()
+    assert f"\n{metric_table.table()}\n\n" in PAGE.read_text() + "\n"
