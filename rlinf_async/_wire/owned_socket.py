@@ -35,7 +35,7 @@ class OwnedSocket:
         self.sock = sock
         self._inode = os.fstat(sock.fileno()).st_ino
         self._on_number_taken = WeakMethod(on_number_taken)
-        # Detach the predecessor instead of closing it, because its number now belongs to the successor.
+        # Detach the predecessor, unless it is closed, instead of closing it: its number now belongs to the successor.
         if predecessor is not None and predecessor.sock.detach() >= 0 and (callback := predecessor._on_number_taken()):
             callback()
 
@@ -57,8 +57,6 @@ class OwnedSocket:
 
     def close(self) -> None:
         """Close the descriptor if it still belongs to this socket. Idempotent."""
-        if _by_number.get(self.sock.fileno()) is self:
-            del _by_number[self.sock.fileno()]
         if self.is_intact():
             self.sock.close()
         else:
@@ -66,7 +64,6 @@ class OwnedSocket:
 
     def leave_to_parent(self) -> None:
         """Close a forked child's copy of the descriptor."""
-        _by_number.pop(self.sock.fileno(), None)
         with contextlib.suppress(OSError):
             os.close(self.sock.detach())
 

@@ -51,8 +51,8 @@ def test_what_a_get_wants_is_read_or_refused() -> None:
     ):
         assert frames.demand_of(target) == meaning
     no_counts: list[Any] = [[0, frames.SOME], [-1, 0], [1, 5], [1, -1], [1, True], [1, "2"], [1, 0, 0]]
-    no_counts += [[0, frames.READ], [1, frames.LEASE, 1], [1, frames.LEASE, -0.5], [1, frames.READ, 1.0], [0, frames.LEASE, 1.0]]
-    for nonsense in (-2, -3, True, 1.5, "7", [], [-1], [1.5], {"weight": 1}, *no_counts):
+    no_counts += [[1, frames.LEASE, 1], [1, frames.LEASE, -0.5], [1, frames.READ, 1.0], [0, frames.LEASE, 1.0]]
+    for nonsense in (-2, -3, True, 1.5, "7", [], [-1], [1.5], [0, frames.READ], {"weight": 1}, *no_counts):
         with pytest.raises(TypeError, match="a get with target"):
             frames.demand_of(nonsense)
 
