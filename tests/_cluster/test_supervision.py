@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rlinf_async._cluster.supervision import Supervision
+from rlinf_async.errors import ClosedError
 
 
 class Starting(Supervision):
@@ -62,3 +64,35 @@ async def test_a_rank_that_dies_waits_for_no_other_to_return() -> None:
     async with asyncio.timeout(5):
         await supervision._bring_each_back()
     assert not supervision._away
+
+
+class Restarting(Supervision):
+    """A rank is restarted by hand, and its death is not reported."""
+
+    def __init__(self) -> None:
+        self._members: Any = SimpleNamespace(
+            name="rollout", launching=None, restarts=[0], deaths={}, closed=False,
+            hold=lambda ranks: None, release=lambda ranks: None, is_held=lambda rank: True,
+        )  # fmt: skip
+        self._client: Any = SimpleNamespace(later=lambda delay, call: call())
+        self._free, self._away, self._working, self._changed = set(), {}, None, asyncio.Event()
+
+    def _held_with(self, ranks: Sequence[int]) -> list[int]:
+        return list(ranks)
+
+    async def _kill(self, ranks: Iterable[int], reason: str) -> None:
+        pass
+
+    def _look(self) -> None:
+        pass
+
+
+async def test_a_restart_by_hand_ends_with_its_group() -> None:
+    supervision = Restarting()
+    restarting = asyncio.ensure_future(supervision._restart([0]))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    supervision._members.closed = True
+    supervision.end()
+    with pytest.raises(ClosedError, match="'rollout' was closed while it was restarted"):
+        await asyncio.wait_for(restarting, 5)
