@@ -88,6 +88,20 @@ async def test_processes_that_cannot_be_watched_are_killed_later(
         assert not psutil.pid_exists(left)
 
 
+async def test_a_process_that_has_become_another_users_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError(errno.EPERM, "it is another user's")
+
+    gone = asyncio.Event()
+    with started({MARKER: "mine"}) as worker:
+        leftovers = Leftovers(asyncio.get_running_loop(), worker, "mine", gone.set)
+    with started({MARKER: "mine"}) as left, monkeypatch.context() as patch:
+        patch.setattr(leftovers_module, "children", lambda: [left])
+        patch.setattr(os, "kill", refuse)
+        leftovers.end()
+        assert gone.is_set()
+
+
 async def test_trackers_that_cannot_all_be_watched_are_killed_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
