@@ -83,7 +83,8 @@ def boss(cluster: Cluster) -> Iterator[Any]:
 @pytest.fixture
 def brood(cluster: Cluster) -> Iterator[Any]:
     """On the other node."""
-    group = Brood.create_group().launch(cluster, placement=NodePlacementStrategy([1, 1]), name="brood")
+    # Python waits at the exit of a worker for its subprocesses, which end only with it: for the whole grace period.
+    group = Brood.create_group().launch(cluster, NodePlacementStrategy([1, 1]), name="brood", close_grace=1.0)
     yield group
     group.close()
 

@@ -114,7 +114,7 @@ def find(checkout: Path, after: str) -> Mutant:
     [
         ("return items[1]", "seed 7"),
         ("while (not has_room(len(items), limit)):", "tests/_core/test_room.py::test_fill"),
-        ("pass", "limit of 10 s"),
+        ("pass", "limit of 6 s"),
         ("return held <= limit", ""),
     ],
     ids=["killed by seeds", "killed by a test", "hang", "survivor"],
@@ -123,7 +123,7 @@ def test_a_mutant_is_killed_where_something_fails_or_hangs(
     copy: Copy, reach: Reach, checkout: Path, after: str, by: str
 ) -> None:
     before = (checkout / MODULE).read_bytes()
-    assert judge(copy, reach, find(checkout, after), 10).by == by
+    assert judge(copy, reach, find(checkout, after), 6).by == by
     assert (copy.folder / MODULE).read_bytes() == before == (checkout / MODULE).read_bytes()
 
 

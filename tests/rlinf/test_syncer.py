@@ -122,7 +122,7 @@ async def test_the_receivers_dtype_decides_what_a_patch_is() -> None:
         await receiver.apply(target, wire.there.get)
         assert bits(target) == bits(copy.deepcopy(source).bfloat16())
     with torch.no_grad():
-        source.head.bias *= 1 + 1e-6  # less than bfloat16 can tell
+        source.head.bias.copy_(source.head.bias.bfloat16() * (1 + 1e-6))  # less than bfloat16 can tell
     await sender.sync(source.state_dict(), wire.send, 4)
     assert isinstance(wire.sent[-1], EmptyWeightPatch)
     assert await receiver.apply(target, wire.there.get) == 4

@@ -359,6 +359,7 @@ def test_faults_happen_by_themselves_and_items_arrive_all_the_same() -> None:
     assert any("fault" in line for line in sim.scheduler.log.kept) or sim.scheduler.log.count > 4000
 
 
+@pytest.mark.slow
 def test_the_log_of_a_seed_is_the_same_in_every_process_also_beside_a_foreign_thread() -> None:
     program = (
         "import sys, threading, logging; logging.disable(logging.CRITICAL)\n"
