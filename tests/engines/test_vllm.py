@@ -74,6 +74,7 @@ async def setup(model: str) -> AsyncIterator[Setup]:
             stall_timeout=STALL_S,
             restart="rank",
             max_restarts=100,
+            env={"VLLM_CPU_OMP_THREADS_BIND": "nobind"},  # by itself, each engine would bind its threads to core 0
         )
         await llm
         yield Setup(cluster, trainer, llm)
