@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from rlinf_async._core import clock
+
+_TO_READ_S: Final = 1.0  # seconds for the tokens that came while this process was stopped
 
 
 class TokenProgress:
@@ -64,7 +67,12 @@ class TokenProgress:
             is_owing = self.open > 0 and not self.is_paused
             left = self._since + limit_s - clock.monotonic() if is_owing else None
             if left is not None and left <= 0:
-                return
+                # This process may have been stopped for so long: then its tokens have come, and are about to be read.
+                since = self._since
+                await asyncio.sleep(min(_TO_READ_S, limit_s / 10))
+                if since == self._since and self.open and not self.is_paused:
+                    return
+                continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._changed.wait()

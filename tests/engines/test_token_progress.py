@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from rlinf_async._core import clock
+from rlinf_async.engines import token_progress
 from rlinf_async.engines.token_progress import TokenProgress
 
 LIMIT_S = 10.0
@@ -26,6 +27,7 @@ class Time:
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     time = Time()
     monkeypatch.setattr(clock, "monotonic", time.monotonic)
+    monkeypatch.setattr(token_progress, "_TO_READ_S", 0)
     return time
 
 
@@ -48,6 +50,23 @@ async def test_an_open_request_without_a_token_is_stalled(time: Time) -> None:
     with progress.of_one():
         assert not await is_stalled(progress, time, LIMIT_S - 1)
         assert await is_stalled(progress, time, LIMIT_S + 1)
+
+
+async def test_tokens_that_came_while_this_process_was_stopped_are_read_first(
+    time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_progress, "_TO_READ_S", 0.05)
+    progress = TokenProgress()
+    with progress.of_one() as note:
+        waiting = asyncio.ensure_future(progress.stalled(LIMIT_S))
+        await asyncio.sleep(0)
+        time.now += LIMIT_S + 5
+        progress._changed.set()
+        await asyncio.sleep(0.01)
+        note()
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        waiting.cancel()
 
 
 async def test_a_token_of_any_request_counts_for_all(time: Time) -> None:
