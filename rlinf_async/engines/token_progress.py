@@ -62,17 +62,16 @@ class TokenProgress:
     async def stalled(self, limit_s: float) -> None:
         """Wait until open requests have received no token for ``limit_s`` seconds, counted from now at the earliest."""
         self._restart()
+        late: float | None = None
         while True:
             self._changed.clear()
             is_owing = self.open > 0 and not self.is_paused
             left = self._since + limit_s - clock.monotonic() if is_owing else None
             if left is not None and left <= 0:
-                # This process may have been stopped for so long: then its tokens have come, and are about to be read.
-                since = self._since
-                await asyncio.sleep(min(_TO_READ_S, limit_s / 10))
-                if since == self._since and self.open and not self.is_paused:
+                if late == self._since:
                     return
-                continue
+                # This process may have been stopped for so long: then its tokens have come, and are about to be read.
+                late, left = self._since, min(_TO_READ_S, limit_s / 10)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._changed.wait()
