@@ -463,7 +463,7 @@ def script_command(options: Options) -> list[str]:
 def script_is_missing(options: Options) -> bool:
     """True if the script does not exist, in which case Python reports the error before any node starts."""
     is_file = options.script is not None and not options.module
-    return is_file and not os.path.exists(options.script or "")  # noqa: PTH110  # Path.exists may raise
+    return is_file and not os.path.exists(options.script or "")
 
 
 def missing_script_text(options: Options) -> str:

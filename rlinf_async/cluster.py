@@ -320,8 +320,11 @@ class Cluster:
     def __await__(self) -> Generator[Any, Any, Cluster]:
         try:
             yield from self._started.async_wait().__await__()
-        except Exception:  # wait for the end of its nodes: the caller of ``await Cluster()`` has no cluster to close
-            yield from self.aclose().__await__()
+        except Exception as error:  # wait for the end of its nodes: ``await Cluster()`` gives its caller none to close
+            try:
+                yield from self.aclose().__await__()
+            except Exception as closing:  # which must not hide why the start has failed
+                error.add_note(f"its nodes were not closed in order: {closing}")
             raise
         return self
 

@@ -41,7 +41,7 @@ def find_hosts(
     name = "OMPI_MCA_orte_default_hostfile"
     if value := environ.get(name):
         return read_file(Path(value), allow_duplicates, named_by=f"${name}"), f"an MPI operator (${name})"
-    if os.path.isfile(JOB_HOSTFILE):  # noqa: PTH113  # Path.is_file may raise
+    if os.path.isfile(JOB_HOSTFILE):
         notice = f"{JOB_HOSTFILE}, which lies on this machine (--hosts localhost runs without it)"
         return read_file(JOB_HOSTFILE, allow_duplicates), notice
     return (Host("localhost", source="default"),), "this machine, for want of any other"

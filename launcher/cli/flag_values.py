@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from rlinf_async._core.resource_locks import parse_port_range
+from rlinf_async.configuration.ranks import MAX_LOCAL_NODES
 from rlinf_async.errors import ConfigError
 
 from ..remote.exported_env import is_name
@@ -21,7 +22,6 @@ _RANKS: Final = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)
 _RUN: Final = re.compile(r"[0-9a-f]{8}")
 _USER: Final = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.\-]*", re.ASCII)
 _MAX_SECONDS: Final = 1e9  # select() takes no more than about ten times as much
-_MAX_LOCAL_NODES: Final = 1024
 _YES: Final = ("1", "true", "yes", "on")
 _NO: Final = ("0", "false", "no", "off")
 
@@ -59,7 +59,7 @@ def positive(value: FlagValue) -> int:
 
 
 def local_nodes(value: FlagValue) -> int:
-    return _number(value, 1, _MAX_LOCAL_NODES)
+    return _number(value, 1, MAX_LOCAL_NODES)
 
 
 def gpus(value: FlagValue) -> int:
@@ -122,7 +122,7 @@ def folder(value: FlagValue) -> Path:
     if not value.text:
         return _project(value)
     folder = _resolved(path(value))
-    if not os.path.isdir(folder):  # noqa: PTH112  # Path.is_dir may raise
+    if not os.path.isdir(folder):
         raise value.error(f"{value.text!r} is not a folder", "name the folder that holds your code")
     return folder
 
@@ -135,7 +135,7 @@ def _project(value: FlagValue) -> Path:
         raise value.error(f"all of {folder} would be shipped", "go to the folder of your code, or name it: --sync=DIR")
     below = itertools.takewhile(lambda folder: folder not in too_large, (folder, *folder.parents))
     names = ("pyproject.toml", ".git")
-    return next((each for each in below if any(os.path.exists(each / name) for name in names)), folder)  # noqa: PTH110
+    return next((each for each in below if any(os.path.exists(each / name) for name in names)), folder)
 
 
 def _resolved(path: Path) -> Path:

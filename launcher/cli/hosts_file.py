@@ -54,7 +54,7 @@ def read_hosts(
     if argument == "-":
         return parse_hosts(_read_text(stdin.read, "stdin", "what stands before the |"), "stdin", allow_duplicates)
     path = Path(argument)
-    is_there = os.path.exists(path)  # noqa: PTH110  # Path.exists would raise for a list that is too long for a name
+    is_there = os.path.exists(path)
     if is_there and not (path.is_dir() and _is_list(argument)):
         return read_file(path, allow_duplicates)
     if not _is_list(argument):

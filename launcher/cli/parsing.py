@@ -23,7 +23,7 @@ _PLACES = ("where", "the way to the hosts")  # groups of flags that a script is 
 
 # Maps each flag whose value is optional (empty if omitted) to a test of whether the next word is the value.
 _MAY_STAND_ALONE: dict[str, Callable[[str], bool]] = {
-    "sync": os.path.isdir,  # Path.is_dir may raise
+    "sync": os.path.isdir,
     "show-placement": lambda word: word.endswith((".yaml", ".yml")),
 }
 

@@ -171,7 +171,7 @@ def _candidates(options: Options) -> Iterator[Path]:
         if name in words:
             yield from _files(folder, words[name])
     for word in options.args:
-        if word.endswith(_SUFFIXES) and os.path.isfile(word):  # noqa: PTH113  # Path.is_file may raise
+        if word.endswith(_SUFFIXES) and os.path.isfile(word):
             yield Path(word)
 
 
@@ -185,5 +185,5 @@ def _settings(args: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 
 def _files(folder: Path, name: str) -> Iterator[Path]:
     for path in (Path(name), folder / name, *(folder / f"{name}{suffix}" for suffix in _SUFFIXES)):
-        if os.path.isfile(path):  # noqa: PTH113
+        if os.path.isfile(path):
             yield path

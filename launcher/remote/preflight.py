@@ -168,9 +168,9 @@ class HostSurvey:
 
     def look_for_cwd(self) -> None:
         wanted = self.mapped(self.request["cwd"])
-        if self.sync is not None and not os.path.isdir(str(wanted)):  # noqa: PTH112  # Path's may raise
+        if self.sync is not None and not os.path.isdir(str(wanted)):
             wanted = self.sync
-        is_there = os.path.isdir(str(wanted))  # noqa: PTH112
+        is_there = os.path.isdir(str(wanted))
         if not is_there or not os.access(str(wanted), os.X_OK):
             detail = f"the working directory {wanted} {'may not be entered' if is_there else 'is not there'}"
             self.miss("directory", detail, "--sync DIR ships a folder; --cwd DIR names one that is there")
@@ -199,7 +199,7 @@ class HostSurvey:
 
     def look_for_script(self) -> None:
         script, module = self.request["script"], self.request["module"]
-        if script and not os.path.exists(str(self.mapped(script))):  # noqa: PTH110  # Path's may raise
+        if script and not os.path.exists(str(self.mapped(script))):
             fix = "--sync DIR ships the folder that holds it; a shared file system also does"
             self.miss("script", f"{self.mapped(script)} is not there", fix)
         if module:
@@ -342,7 +342,7 @@ def make_run_dir(run: str, node: int, wants_exec: bool) -> Path:
     places = []
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     # Compiled modules of a shipped folder cannot be loaded from a file system mounted noexec.
-    is_there = runtime and os.path.isdir(runtime)  # noqa: PTH112  # Path's may raise
+    is_there = runtime and os.path.isdir(runtime)
     if runtime and is_there and not (wants_exec and os.statvfs(runtime).f_flag & os.ST_NOEXEC):
         places.append(Path(runtime) / f"rlinf-{run}")
     trouble = OSError()

@@ -20,6 +20,7 @@ from rlinf_async.configuration import (
     built_in_groups,
     labelled_groups,
 )
+from rlinf_async.configuration.ranks import MAX_LOCAL_NODES
 from rlinf_async.errors import ConfigError
 from rlinf_async.placement import Placement
 
@@ -64,9 +65,6 @@ def read_config(given: Any) -> ClusterConfig | None:
         for group in filter(network.is_idle, config.net_emulation.bandwidth_groups):
             logger.warning("net_emulation: nothing crosses the line of %s: it is in no crossdc_pairs", group.members)
     return config
-
-
-MAX_LOCAL_NODES: Final = 1024
 
 
 def check_local_nodes(count: Any) -> None:

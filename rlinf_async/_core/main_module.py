@@ -56,7 +56,7 @@ class Script:
         self._lock = threading.RLock()
 
     def describe(self, module: ModuleType) -> None:
-        if self.path is None or not os.path.isfile(self.path):  # noqa: PTH113  # pathlib raises PermissionError
+        if self.path is None or not os.path.isfile(self.path):
             return
         module.__file__ = self.path
         if self._name is not None:
@@ -81,7 +81,7 @@ class Script:
         """Return why the script's file must not be imported; empty if it may be."""
         if self.path is None:
             return "the script is no file (standard input, -c or a notebook), so that nothing can be imported from it"
-        if not os.path.isfile(self.path):  # noqa: PTH113
+        if not os.path.isfile(self.path):
             return f"there is no file {self.path} on this node to import it from"
         if not _has_guard(Path(self.path).read_bytes()):
             return f'{self.path} cannot be imported: put what it does below `if __name__ == "__main__":`'

@@ -368,7 +368,7 @@ def _follow_script(spec: dict[str, Any]) -> None:
         os.chdir(spec["cwd"])
     # Put the driver's entries first, in their order, then entries that only this node has. Do not use pathlib.Path,
     # which would raise an error for a folder that this user may not access.
-    sys.path[:] = [entry for entry in spec["sys_path"] if entry and os.path.exists(entry)] + [  # noqa: PTH110
+    sys.path[:] = [entry for entry in spec["sys_path"] if entry and os.path.exists(entry)] + [
         entry for entry in sys.path if entry not in spec["sys_path"] and entry
     ]
     renew(spec["script"], spec["module"])

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 from rlinf_async.errors import ConfigError
 
+MAX_LOCAL_NODES: Final = 1024
+
 MAX_RANKS: Final = 1 << 16
 """Limit for one range and for ``num_nodes``; a larger number is probably a typing error, and would fill the memory."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlinf_async.errors import ConfigError
 from rlinf_async.placement.node_strategy import NodePlacementStrategy
-from rlinf_async.placement.numbering import AcceleratorNumbering, ClusterShape, read_ranks
+from rlinf_async.placement.numbering import AcceleratorNumbering, ClusterShape
 from rlinf_async.placement.placement import Placement
 from rlinf_async.placement.resolver import MultiNodeGroupResolver, find_groups
 from rlinf_async.placement.strategy import PlacementStrategy, build_placements, take_seat
@@ -44,7 +44,9 @@ class PackedPlacementStrategy(PlacementStrategy):
 
     def __post_init__(self) -> None:
         for name in ("start_hardware_rank", "end_hardware_rank", "num_hardware_per_process", "stride"):
-            read_ranks([getattr(self, name)], name)
+            value = getattr(self, name)
+            if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+                raise ConfigError(f"{name} must be a whole number, got {value!r}")
         start, end = self.start_hardware_rank, self.end_hardware_rank
         if start < 0:
             raise ConfigError(f"The start hardware rank {start} must be non-negative")
