@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_async import Cluster, DeadlineExceeded, NodePlacementStrategy, WorkerDied
+from rlinf_async import Cluster, DeadlineExceeded, NodePlacementStrategy, Work, WorkerDied, wait_all
 from tests._support.exchanges import Talker
 
 pytestmark = pytest.mark.shared_cluster
@@ -132,8 +132,18 @@ async def be_cancelled_before_the_first_step(worker: Owner) -> None:
     await asyncio.wait([task])
 
 
-def test_an_acquisition_that_is_cancelled_before_its_tasks_first_step_is_undone(cluster: Cluster, owners: Any) -> None:
-    owners.execute_on(0).ado(be_cancelled_before_the_first_step).wait()
+async def be_cancelled_with_others(worker: Owner) -> None:
+    place = worker.device_lock.acquire()
+    await place.async_wait()
+    task = asyncio.ensure_future(wait_all(place, Work()))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+
+
+@pytest.mark.parametrize("cancelled", [be_cancelled_before_the_first_step, be_cancelled_with_others])
+def test_an_acquisition_whose_task_is_cancelled_is_undone(cluster: Cluster, owners: Any, cancelled: Any) -> None:
+    owners.execute_on(0).ado(cancelled).wait()
     owners.execute_on(1).do(acquire, 5.0).wait()
     owners.execute_on(1).do(release).wait()
     assert held(cluster) == {}
