@@ -47,7 +47,7 @@ def run(flags: argparse.Namespace, journal: Journal, checkout: Path = CHECKOUT) 
     survivors = journal.survivors()
     todo = [each for each in drawn if (each.key in survivors if flags.survivors else not journal.has(each))]
     print(f"{len(drawn)} of {of} mutants are drawn, {len(todo)} of them run now", flush=True)
-    if not flags.survivors:
+    if drawn and not flags.survivors:  # with --count 0, only the record is made anew
         journal.add({"count": flags.count, "seed": flags.seed, "of": of, "only": flags.only})
     stop = threading.Event()
     with ExitStack() as stack:
