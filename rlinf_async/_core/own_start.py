@@ -18,20 +18,10 @@ Changes = Mapping[bytes, bytes | None]
 
 # Variables that describe one process's place in a run: they are not copied to another process, and users may not set
 # them for workers.
-OWN: Final = frozenset(
-    f"RLINF_{name}"
-    for name in (
-        "RUN_ID",
-        "NODE_SOCKET",
-        "NODE_RANK",
-        "WORKER",
-        "PARENT_SOCKET",
-        "LOG_DIR",
-        "RESTARTS",
-        "PROFILING",
-        "REHEARSAL",
-    )  # fmt: skip
-)
+OWN: Final = frozenset((
+    "RLINF_RUN_ID", "RLINF_NODE_SOCKET", "RLINF_NODE_RANK", "RLINF_WORKER", "RLINF_PARENT_SOCKET", "RLINF_LOG_DIR",
+    "RLINF_RESTARTS", "RLINF_PROFILING", "RLINF_REHEARSAL",
+))  # fmt: skip
 
 _NOT_COPIED: Final = frozenset(map(os.fsencode, OWN)) | {b"RLINF_TRACE"}
 
