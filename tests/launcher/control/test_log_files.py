@@ -166,7 +166,7 @@ class FarDaemon:
     ("reads", "tail", "copied"),
     [
         (9, None, b"one\ntwo\nthree"),
-        (2, None, b"one\ntwo\n"),
+        (2, None, b"one\ntwo"),
         (9, 0, b"o\nthree"),
         (9, 1, b"one\ntwo\nthree"),
         (0, None, b""),
@@ -195,6 +195,16 @@ async def test_a_remote_log_that_always_grows_is_shown(tmp_path: Path, monkeypat
     monkeypatch.setattr(daemon, "request", request)
     await log.follow()
     assert (log.copy.read_bytes(), log.trouble) == (daemon.data, "")
+
+
+async def test_a_remote_log_that_was_truncated_is_read_anew(tmp_path: Path) -> None:
+    daemon: Any = FarDaemon(b"one\ntwo\n", 9)
+    log = RemoteLog(daemon, 1, RunFile("g/rank_0.out", 8, 0.0), tmp_path / "copy")
+    await log.begin(20)
+    daemon.data = b"three\n"
+    await log.follow()
+    await log.follow()
+    assert (log.copy.read_bytes(), log.trouble) == (b"one\ntwo\nthree\n", "")
 
 
 async def test_a_remote_path_outside_the_logs_is_left_out(tmp_path: Path) -> None:
