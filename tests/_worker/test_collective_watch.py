@@ -29,7 +29,7 @@ def test_a_rank_whose_groups_cannot_be_aborted_is_looked_at_again(
     assert due == [watch._sample, watch._end]
 
 
-def test_a_rank_whose_process_group_was_just_destroyed_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_is_looked_at_again_after_an_exception_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     def takes_part(*_: Any) -> bool:
         raise KeyError("the group is destroyed")
 
