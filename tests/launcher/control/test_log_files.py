@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import io
 import shutil
 import tracemalloc
@@ -224,7 +225,12 @@ async def test_a_copy_that_cannot_be_written_is_an_os_error(tmp_path: Path) -> N
         await log_files._follow(daemon, [], [log], TextOutput(io.StringIO(), as_json=False), 1.0, list)
 
 
-async def test_the_logs_of_a_group_launched_later_are_followed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_watched", [True, False])  # a user may have 128 inotify descriptors
+async def test_the_logs_of_a_group_launched_later_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_watched: bool
+) -> None:
+    if not is_watched:
+        monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(inotify_init1=lambda flags: -1))
     daemon: Any = FarDaemon(b"", 0)
     daemon.lost = asyncio.get_running_loop().create_future()
     screen = io.StringIO()
