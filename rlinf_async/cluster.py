@@ -696,12 +696,19 @@ class Cluster:
                     await self._terminal.aclose()
 
     def _start_closing(self) -> Work[None]:
-        if self._closing is None:  # else another thread may hold the lock until the loop has ended
+        if self._needs_closing():  # else another thread may hold the lock until the loop has ended
             with self._lock:
-                if self._closing is None:
+                if self._needs_closing():
                     self._closing = self._client.run(self._close(), what="the closing of the cluster")
                     self._closing._follow(self._seal)
         return self._closing
+
+    def _needs_closing(self) -> bool:
+        """True if no closing has begun, or one was interrupted before the nodes had ended."""
+        closing = self._closing
+        return closing is None or (
+            closing.done() and closing._has_failed() and any(line.exit_code is None for line in self._lifelines)
+        )
 
     def _seal(self) -> None:
         # A closing task that is cancelled, even before its first step, must not leave the nodes running.
