@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -502,6 +503,9 @@ class Wishful(Worker):
     def compute(self) -> None:
         torch.zeros(1).cuda()
 
+    def crash(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
 
 @pytest.mark.parametrize(
     ("method", "what"),
@@ -513,6 +517,7 @@ class Wishful(Worker):
         ("connect", "a connection to ('127.0.0.1', 9)"),
         ("connect_later", "a connection to ('127.0.0.1', 9)"),
         ("compute", "a GPU"),
+        ("crash", "signal 9"),
     ],
 )
 def test_what_a_simulation_has_not_is_refused_by_name(method: str, what: str) -> None:
