@@ -60,14 +60,14 @@ def document(title: str, data: Mapping[str, Any] | None) -> PageDocument:
 
 
 def _json(data: Mapping[str, Any] | None) -> str:
-    text = json.dumps(data, separators=(",", ":"))
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)  # browsers refuse NaN
     for letter in "<>&":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text
 
 
 def _text(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
+    return text.encode(errors="replace").decode().replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _digest(text: str) -> str:

@@ -88,8 +88,8 @@ class PageFeed:
             return dataclasses.replace(before, is_alive=False)
         taken = await take_snapshot(run, self._timeout, wants_verdict=judges, wants_devices=False)
         recorded = await asyncio.to_thread(taken.recorded)
-        if not run.is_alive and not recorded.rings:
-            return dataclasses.replace(before, is_alive=False)
+        if before.rings and not recorded.rings:  # the files may have been removed before the daemon was found dead
+            return dataclasses.replace(before, is_alive=run.is_alive)
         if recorded.verdict is not None:
             self._judged_at = time.monotonic()
         # A silent daemon has not ended, because its socket still accepts connections.

@@ -30,7 +30,8 @@ ADDRESS: Final = "127.0.0.1"
 _HOSTS: Final = frozenset((ADDRESS, "localhost"))
 _MAX_HEAD_BYTES: Final = 16 << 10
 _MAX_CLIENTS: Final = 32
-_TIMEOUT_S: Final = 60.0  # limit for a client to send its request, and to receive a message
+_TIMEOUT_S: Final = 60.0  # limit for a client to send its request, and to receive a piece of an answer
+_PIECE_BYTES: Final = 64 << 10
 
 _HEADERS: Final = (
     "Cache-Control: no-store",
@@ -153,9 +154,10 @@ def _head(status: HTTPStatus, kind: str, *more: str) -> bytes:
 
 async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
-            writer.write(data)
-            await writer.drain()
+        for at in range(0, len(data), _PIECE_BYTES):
+            async with asyncio.timeout(_TIMEOUT_S):
+                writer.write(data[at : at + _PIECE_BYTES])
+                await writer.drain()
     except TimeoutError:
         writer.transport.abort()  # close() would keep the buffer until the client reads it
         raise

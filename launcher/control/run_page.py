@@ -63,7 +63,7 @@ def _recorded_in(path: str) -> RecordedRun:
 def _page_of_bundle(path: str, recorded: RecordedRun) -> PageDocument:
     try:
         return document_of(recorded)
-    except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:  # the status is malformed
+    except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:  # malformed
         raise BadBundle(f"{path} is no bundle of a run: {type(error).__name__}: {error}") from error
 
 

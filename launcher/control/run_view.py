@@ -15,7 +15,7 @@ from rlinf_async.errors import ClosedError, ConfigError
 from .attachment import Attachment
 from .run_places import NoSuchRun
 
-_RANKS: Final = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+_RANKS: Final = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ class Box:
     """A process, several similar processes, or an awaited resource; ``lines`` are quoted from the verdict.
 
     ``state`` is ``waits``, ``runs``, ``idle``, ``stopped``, ``ended`` or ``thing``.  ``is_blamed`` is True if the
-    verdict names the box.  Unless there is a cycle, a waiting box is to the left of the box that it waits for.
+    verdict names the box.  A box that nothing waits for is in the first column; the others follow in order of distance.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A guard that rejects torch.distributed, forks, subprocesses, connections and GPUs, which are not simulated."""
+"""A guard that rejects process groups, forks, signals, subprocesses, connections and GPUs, which are not simulated."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ _REFUSED: Final[tuple[tuple[Any, str, Callable[..., str | None]], ...]] = (
     (TCPStore, "__init__", lambda *args, **_: "a store of torch.distributed"),
     (torch.cuda, "_lazy_init", lambda: "a GPU"),
     (os, "fork", lambda: "a forked process"),
+    (os, "kill", lambda pid, number: f"signal {number:d}"),
     (subprocess.Popen, "__init__", lambda _, args, *rest, **__: f"the subprocess {args!r}"),
     (socket.socket, "connect", _connection),
     (socket.socket, "connect_ex", _connection),

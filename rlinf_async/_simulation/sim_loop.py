@@ -71,7 +71,7 @@ class SimLoop(asyncio.SelectorEventLoop):
         self.selector = selector or SimSelector()
         self._scheduler = scheduler
         self._left = 0
-        self._process = "" if scheduler.current is None else scheduler.current.name
+        self._process = scheduler.current
         scheduler.watch(self.selector.fileno())
         super().__init__(self.selector)
         self.set_task_factory(_new_task)  # type: ignore[arg-type]
@@ -137,7 +137,8 @@ class SimLoop(asyncio.SelectorEventLoop):
             self._left -= 1
             handle = ready.popleft()
             if not handle._cancelled:
-                self._scheduler.note(self._process, _callback_name(handle._callback))
+                name = "" if self._process is None else self._process.name
+                self._scheduler.note(name, _callback_name(handle._callback))
                 handle._run()
                 break
 
@@ -152,7 +153,8 @@ class SimLoop(asyncio.SelectorEventLoop):
             self._scheduled.clear()
 
     def _check_closed(self) -> None:
-        pass  # code that outlives its process may still call this, without effect
+        if self._process is None or not self._process.has_ended:  # code that outlives its process gets no error
+            super()._check_closed()  # type: ignore[misc]
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if not isinstance(context.get("exception"), SimulatedDeath):

@@ -130,6 +130,9 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         else:
             actor.park(WaitUntil(lambda: other.has_ended, timeout))
 
+    def is_alive(thread: threading.Thread) -> bool:
+        return (scheduler.in_simulation() and scheduler.actor_of(thread) is not None) or _REAL.is_alive(thread)
+
     def wait(condition: threading.Condition, timeout: float | None = None) -> bool:
         """Park until the condition is notified; events, semaphores, queues and futures also wait through conditions."""
         actor = scheduler.current_actor()
@@ -150,7 +153,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
     def submit(executor: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         """Run jobs one at a time, even if the executor has several threads."""
         process = scheduler.current
-        if process is None or not scheduler.in_simulation():
+        if process is None or not scheduler.in_simulation() or executor._shutdown:  # a real executor refuses it
             return _REAL.submit(executor, function, *args, **options)
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         jobs = executor.__dict__.setdefault("_simulated_jobs", deque())
@@ -181,6 +184,15 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         """Do nothing for a simulated process, because all exit functions belong to the host process."""
         if is_outside():
             _REAL.run_exit_functions()
+
+    # `os.environ` also writes to the C library's environment, which only the host process has.
+    def put_variable(name: bytes, value: bytes) -> None:
+        if not scheduler.in_simulation():
+            _REAL.put_variable(name, value)
+
+    def remove_variable(name: bytes) -> None:
+        if not scheduler.in_simulation():
+            _REAL.remove_variable(name)
 
     def exit_process(code: int) -> None:
         if is_outside():
@@ -240,8 +252,11 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         (atexit, "register", register),
         (atexit, "_run_exitfuncs", run_exit_functions),
         (os, "_exit", exit_process),
+        (os, "putenv", put_variable),
+        (os, "unsetenv", remove_variable),
         (threading.Thread, "start", refuse_ended_processes(start)),
         (threading.Thread, "join", refuse_ended_processes(join)),
+        (threading.Thread, "is_alive", is_alive),
         (threading.Condition, "wait", refuse_ended_processes(wait)),
         (ThreadPoolExecutor, "submit", refuse_ended_processes(submit)),
         (ThreadPoolExecutor, "shutdown", shutdown),
@@ -277,9 +292,12 @@ class _REAL:
     register: Callable[..., Any] = staticmethod(atexit.register)  # type: ignore[arg-type]  # generic in its function
     run_exit_functions = staticmethod(atexit._run_exitfuncs)
     exit_process = staticmethod(os._exit)
+    put_variable = staticmethod(os.putenv)
+    remove_variable = staticmethod(os.unsetenv)
     new_event_loop = staticmethod(asyncio.new_event_loop)
     start = threading.Thread.start
     join = threading.Thread.join
+    is_alive = threading.Thread.is_alive
     wait = threading.Condition.wait
     submit = ThreadPoolExecutor.submit
     shutdown = ThreadPoolExecutor.shutdown

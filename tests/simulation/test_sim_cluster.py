@@ -6,12 +6,14 @@ import asyncio
 import gc
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -501,6 +503,9 @@ class Wishful(Worker):
     def compute(self) -> None:
         torch.zeros(1).cuda()
 
+    def crash(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
 
 @pytest.mark.parametrize(
     ("method", "what"),
@@ -512,6 +517,7 @@ class Wishful(Worker):
         ("connect", "a connection to ('127.0.0.1', 9)"),
         ("connect_later", "a connection to ('127.0.0.1', 9)"),
         ("compute", "a GPU"),
+        ("crash", "signal 9"),
     ],
 )
 def test_what_a_simulation_has_not_is_refused_by_name(method: str, what: str) -> None:
@@ -523,6 +529,39 @@ def test_what_a_simulation_has_not_is_refused_by_name(method: str, what: str) ->
     with pytest.raises(SimulationError, match=re.escape(f"wishful:0 wants {what}, and a simulation has none")):
         SimCluster().run(main)
     subprocess.run(["true"], check=True)  # outside, everything is as before
+
+
+def work_at_closed_things() -> list[object]:
+    found: list[object] = []
+    loop = asyncio.new_event_loop()
+    loop.close()
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(int).result()
+    for late in (lambda: loop.call_soon_threadsafe(int), lambda: executor.submit(int)):
+        try:
+            found.append(late())
+        except RuntimeError as error:
+            found.append(str(error))
+    ending = threading.Event()
+    waiting = threading.Thread(target=ending.wait)
+    waiting.start()
+    found.append(waiting.is_alive())
+    ending.set()
+    waiting.join()
+    return [*found, waiting.is_alive()]
+
+
+def test_closed_loops_executors_and_threads_are_as_in_a_real_process() -> None:
+    assert SimCluster().run(work_at_closed_things) == work_at_closed_things()
+
+
+def test_a_simulated_variable_reaches_no_subprocess_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        os.environ["SOME_VARIABLE"] = "simulated"
+
+    monkeypatch.setenv("SOME_VARIABLE", "real")
+    SimCluster().run(main)
+    assert subprocess.check_output(["printenv", "SOME_VARIABLE"], text=True) == "real\n"
 
 
 def test_nothing_is_left_of_a_simulation() -> None:

@@ -2,16 +2,6 @@
 
 const CHART_WIDTH = 1000;
 
-/** Returns the value of a step function at a time; undefined before the first step. */
-function valueAt(steps, time) {
-  let found;
-  for (const [begin, value] of steps) {
-    if (begin > time) break;
-    found = value;
-  }
-  return found;
-}
-
 /** Yields begin, end and value of each step within a range. */
 function* stretches(steps, range) {
   for (let at = 0; at < steps.length; at += 1) {
@@ -75,7 +65,7 @@ class Charts {
     const newest = published.at(-1);
     const said = newest ? `version ${newest[1]} published at ${clockText(this.model.origin, newest[0])}` : "never published, as far as it was recorded";
     const entries = Object.entries(applied);
-    const most = Math.max(1, ...entries.flatMap(([, { behind }]) => behind.map(([, value]) => value)));
+    const most = Math.max(1, ...entries.map(([, { behind }]) => Math.max(0, ...behind.map(([, value]) => value))));
     const rows = entries.map(([process, { version, behind }]) => {
       const now = behind.at(-1)?.[1] ?? 0;
       const worst = Math.max(0, ...behind.map(([, value]) => value));

@@ -40,4 +40,9 @@ function renew(body, ...children) {
   });
 }
 
+/** Sets the text of a live region, which a screen reader reads out each time it is set. */
+function say(region, text) {
+  if (region.textContent !== text) region.textContent = text;
+}
+
 const nothing = (text) => element("p", { class: "muted none" }, text);

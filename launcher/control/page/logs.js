@@ -34,13 +34,15 @@ class Logs {
     const shown = found.slice(-MAX_LINES);
     const pre = byId("log-lines");
     const isAtEnd = pre.scrollTop + pre.clientHeight >= pre.scrollHeight - 8;
-    pre.replaceChildren(...shown.flatMap(([path, line], at) => {
-      const isFirst = paths.length > 1 && path !== shown[at - 1]?.[0];
-      return [...(isFirst ? [element("span", { class: "path" }, `${path}\n`)] : []), ...marked(`${line}\n`, wanted)];
-    }));
+    const made = new DocumentFragment(); // the arguments of one call cannot hold all matches of a letter
+    shown.forEach(([path, line], at) => {
+      if (paths.length > 1 && path !== shown[at - 1]?.[0]) made.append(element("span", { class: "path" }, `${path}\n`));
+      for (const part of marked(`${line}\n`, wanted)) made.append(part);
+    });
+    pre.replaceChildren(made);
     if (isAtEnd) pre.scrollTop = pre.scrollHeight;
     const cut = shown.length < found.length ? `, the last ${MAX_LINES} shown` : "";
-    byId("log-count").textContent = this.paths.length ? `${countText(found.length, "line")}${wanted ? " found" : ""}${cut}` : "no logs";
+    say(byId("log-count"), this.paths.length ? `${countText(found.length, "line")}${wanted ? " found" : ""}${cut}` : "no logs");
   }
 }
 

@@ -29,7 +29,7 @@ function showSummary() {
   const taken = clockText(Math.floor(summary.taken_at), (summary.taken_at % 1) * 1e6);
   const state = byId("state");
   const words = { live: "live", lost: "connection lost", ended: "ended", embedded: summary.is_alive === false ? "ended" : `taken ${taken}` };
-  state.textContent = words[connection];
+  say(state, words[connection]);
   state.className = `pill ${connection}`;
   const facts = [
     ["from", clockText(model.origin, model.begin)], ["to", clockText(model.origin, model.end)],
@@ -43,7 +43,7 @@ function showSummary() {
   const skipped = skipping.reduce((sum, each) => sum + each.skipped, 0);
   if (skipped) notes.push(`Of ${skipping.length === 1 ? skipping[0].name : `${skipping.length} processes`} ${countText(skipped, "operation")} were left out at a high rate: idle times are about (≈), items in channels unknown.`);
   for (const [what, reason] of Object.entries(summary.missing)) notes.push(`Missing: ${what}: ${reason}.`);
-  byId("notice").textContent = notes.join(" ");
+  say(byId("notice"), notes.join(" "));
   byId("notice").hidden = !notes.length;
 }
 

@@ -37,10 +37,6 @@ class Model {
     if (duration >= 0) return process.spans[at] + duration;
     return Math.max(process.spans[at], process.ended ?? this.end);
   }
-
-  get spanCount() {
-    return [...this.processes.values()].reduce((sum, process) => sum + process.spans.length / SPAN, 0);
-  }
 }
 
 /** Merges known items that ended before `since` with new items, in order of their begin. */

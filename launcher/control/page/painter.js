@@ -27,7 +27,6 @@ class Painter {
 
   paint(scroll, selected) {
     const { context, palette } = this;
-    this.seen = 0;
     context.textBaseline = "middle";
     context.fillStyle = palette.panel;
     context.fillRect(0, 0, this.width, this.height);
@@ -51,7 +50,8 @@ class Painter {
   }
 
   ticks() {
-    const step = STEPS.find((each) => (each / this.range.length) * (this.width - this.gutter) >= 92) ?? STEPS.at(-1);
+    const least = (92 * this.range.length) / Math.max(1, this.width - this.gutter);
+    const step = STEPS.find((each) => each >= least) ?? Math.ceil(least / STEPS.at(-1)) * STEPS.at(-1);
     const places = [];
     for (let at = Math.ceil(this.range.begin / step) * step; at <= this.range.end; at += step) places.push(at);
     return { step, places };
@@ -109,7 +109,6 @@ class Painter {
       if (right <= drawn[place] + 0.5) continue;
       const left = Math.max(this.x(spans[at]), this.gutter, drawn[place]);
       drawn[place] = right;
-      this.seen += 1;
       this.paintSpan(spans, at, left, Math.min(right, this.width), isStrip ? top : top + 1 + place * lane, isStrip ? lane : lane - 1, isStrip);
     }
     if (process.ended !== null && process.ended >= range.begin) {

@@ -102,6 +102,7 @@ class Timelines {
   }
 
   onMove(event) {
+    if (!(event.buttons & 1)) this.pointers.delete(event.pointerId); // a context menu swallows a button's release
     const pointer = this.pointers.get(event.pointerId);
     if (!pointer) return this.tell(this.hit(event), event.clientX, event.clientY);
     const width = this.painter.width - this.painter.gutter;
@@ -119,7 +120,7 @@ class Timelines {
   onUp(event) {
     const pointer = this.pointers.get(event.pointerId);
     this.pointers.delete(event.pointerId);
-    if (pointer && Math.abs(pointer.from - event.offsetX) < 4) this.select(this.hit(event), false, event);
+    if (pointer && event.type === "pointerup" && Math.abs(pointer.from - event.offsetX) < 4) this.select(this.hit(event), false, event);
   }
 
   /** Returns the span under the pointer; the nearest, if several share a pixel. */
@@ -150,21 +151,22 @@ class Timelines {
       else if (end < this.range.begin || begin > this.range.end) this.range.set(begin - this.range.length * 0.3, begin + this.range.length * 0.7);
       this.reveal(span.process);
       const box = this.canvas.getBoundingClientRect();
-      this.tell(span, event?.clientX ?? box.left + Math.max(this.painter.gutter, this.painter.x(begin)), event?.clientY ?? box.top + this.topOf(span.process) + 8);
+      this.tell(span, event?.clientX ?? box.left + Math.max(this.painter.gutter, this.painter.x(begin)), event?.clientY ?? box.top + AXIS + this.boundsOf(span.process).top - this.view.scrollTop + 8);
       byId("said").textContent = this.facts(span).map(([, value]) => value).join(", ");
     }
     this.draw();
   }
 
-  topOf(process) {
+  /** Returns top and height of a process's row, or of its strip in a folded group. */
+  boundsOf(process) {
     const row = this.rows.list.find((each) => each.members.includes(process));
-    return row ? row.top - this.view.scrollTop + AXIS : 0;
+    return row.process ? row : { top: row.top + 2 + row.members.indexOf(process) * STRIP, height: STRIP };
   }
 
   reveal(process) {
-    const row = this.rows.list.find((each) => each.members.includes(process));
+    const { top, height } = this.boundsOf(process);
     const visible = this.painter.height - AXIS;
-    if (row && (row.top < this.view.scrollTop || row.top + row.height > this.view.scrollTop + visible)) this.view.scrollTop = row.top - 10;
+    if (top < this.view.scrollTop || top + height > this.view.scrollTop + visible) this.view.scrollTop = top - 10;
   }
 
   /** Finds the same span in new data, by its process, begin and name. */

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -15,13 +16,14 @@ from typing import Any
 
 import pytest
 
-from rlinf_async._recorder.state.event_ring import SKIPPED, MetricKind
+from rlinf_async._recorder.state.event_ring import SKIPPED, EventKind, MetricKind
 from rlinf_async._recorder.state.ring_contents import RingMetric
 from rlinf_launcher.control.page_document import document
 from rlinf_launcher.control.page_server import PageServer
 from rlinf_launcher.control.run_page import document_of
 from tests._support.browser import Page, chromium
-from tests._support.made_run import made_run
+from tests._support.made_rings import operation, point, ring
+from tests._support.made_run import OFFSET, made_run
 from tests.launcher.control.test_page_server import HandFed
 
 pytestmark = pytest.mark.shared_cluster  # a browser, in fact
@@ -129,6 +131,37 @@ def test_a_hundred_thousand_events_are_drawn_within_five_seconds(page: Page, lar
 
 
 @pytest.mark.browser
+def test_hundreds_of_ranks_over_weeks_are_shown_and_reached(page: Page, tmp_path: Path) -> None:
+    day = 86_400 * 10**9
+    steps = range(300)
+    published = [point(EventKind.VERSION, "published policy", 1 + step * day // 10, step + 1) for step in steps]
+    applied = [point(EventKind.VERSION, "applied policy", 2 + step * day // 10, step) for step in steps]
+    rings = [ring("trainer:0", *published, wall_offset=OFFSET)]
+    served = operation(EventKind.SERVE, "step", 1, 2)
+    rings += [ring(f"rollout:{rank}", served, *applied, wall_offset=OFFSET) for rank in range(256)]
+    run = dataclasses.replace(made_run(500), rings=rings, logs={"a/rank_0.out": f"{'e' * 30}\n" * 3000})
+    path = tmp_path / "run.html"
+    path.write_text(document_of(run).html)
+    shown(page, path.as_uri())
+    page.evaluate(
+        "window.ticks = []; const paint = CanvasRenderingContext2D.prototype.fillText;"
+        "CanvasRenderingContext2D.prototype.fillText = function (text, x, y)"
+        " { if (y === 11) ticks.push(x); return paint.call(this, text, x, y); }"
+    )
+    page.evaluate("document.getElementById('zoom-all').click()")
+    page.wait_for("ticks.length")
+    ticks = sorted(set(page.evaluate("ticks")))
+    assert min(after - before for before, after in itertools.pairwise(ticks)) > 60, "no label covers another"
+    page.evaluate("document.getElementById('log-search').focus()")
+    page.press("e")
+    assert page.text("#log-count") == "3,000 lines found", "with more matches than a call has room for arguments"
+    page.evaluate("document.getElementById('canvas').focus()")
+    page.press("ArrowUp")
+    assert page.evaluate("document.getElementById('rows').scrollTop") > 800, "the last rank of a folded group"
+    assert page.complaints == []
+
+
+@pytest.mark.browser
 def test_wheel_zooms_drag_pans_and_all_resets(page: Page, small: str) -> None:
     shown(page, small)
     whole = range_of(page)
@@ -143,6 +176,12 @@ def test_wheel_zooms_drag_pans_and_all_resets(page: Page, small: str) -> None:
     page.mouse("mouseReleased", left + 500, top + 60, button="left", clickCount=1)
     page.wait_for(f"document.querySelector('.chart .line').getAttribute('d') !== {json.dumps(before)}")
     assert range_of(page) == zoomed, "a drag is no zoom"
+    dragged = page.evaluate("document.querySelector('.chart .line').getAttribute('d')")
+    page.mouse("mousePressed", left + 700, top + 60, button="right", clickCount=1)
+    page.mouse("mouseMoved", left + 500, top + 60)
+    assert range_of(page) == zoomed
+    panned = page.evaluate("document.querySelector('.chart .line').getAttribute('d')") != dragged
+    assert not panned, "a button whose release a menu has swallowed drags nothing"
     page.evaluate("document.getElementById('zoom-all').click()")
     assert range_of(page) == whole
 
@@ -226,6 +265,16 @@ def test_pictures_in_light_and_dark_and_on_a_phone(page: Page, small: str, pictu
 
 
 @pytest.mark.browser
+def test_long_names_fit_on_a_phone(page: Page, tmp_path: Path) -> None:
+    published = point(EventKind.VERSION, f"published {'m' * 150}", 1, 1.0)
+    rings = [ring(f"{'r' * 200}:0", operation(EventKind.SERVE, "s" * 150, 1, 2), published, wall_offset=OFFSET)]
+    path = tmp_path / "run.html"
+    path.write_text(document_of(dataclasses.replace(made_run(500), rings=rings, missing={"x" * 200: "y" * 200})).html)
+    shown(page, path.as_uri(), width=390, height=844, touch=True)
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "nothing sticks out"
+
+
+@pytest.mark.browser
 async def test_a_live_page_updates_and_keeps_its_range(page: Page) -> None:
     feed = HandFed()
     feeding: Any = feed
@@ -240,9 +289,15 @@ async def test_a_live_page_updates_and_keeps_its_range(page: Page) -> None:
         assert await on_page(page.text, "#state") == "live"
         few = await on_page(page.text, "#facts")
         await on_page(page.evaluate, "document.querySelector('#phases-body .scroll').focus()")
+        await on_page(
+            page.evaluate,
+            "window.spoken = 0; new MutationObserver(() => { spoken += 1; })"
+            ".observe(document.getElementById('state'), { childList: true })",
+        )
         await feed.tell(4000)
         await on_page(page.wait_for, f"document.getElementById('facts').innerText !== {json.dumps(few)}")
         assert await on_page(page.evaluate, "document.activeElement.closest('#phases-body') !== null"), "focus stays"
+        assert await on_page(page.evaluate, "spoken") == 0, "a screen reader says a state once"
         await on_page(page.evaluate, "document.getElementById('zoom-in').click()")
         zoomed = await on_page(range_of, page)
         await feed.tell(6000, ends=True)

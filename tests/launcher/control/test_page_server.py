@@ -176,6 +176,23 @@ async def test_a_client_that_reads_nothing_is_closed(monkeypatch: pytest.MonkeyP
         await closed(writer)
 
 
+async def test_a_slow_client_has_its_time_for_each_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_server, "_TIMEOUT_S", 0.4)
+    taken: list[bytes] = []
+
+    class SlowClient:  # takes the page in twice the time of one piece
+        def write(self, data: bytes) -> None:
+            taken.append(data)
+
+        async def drain(self) -> None:
+            await asyncio.sleep(0.8 * len(taken[-1]) / len(page))
+
+    page, client = bytes(1 << 20), SlowClient()
+    writer: Any = client
+    await page_server._send(writer, page)
+    assert b"".join(taken) == page
+
+
 async def test_too_many_clients_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_server, "_MAX_CLIENTS", 1)
     feed = HandFed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -16,7 +17,10 @@ from typing import Any
 import pytest
 
 from rlinf_launcher.cli.control import main
+from rlinf_launcher.control.bundle_file import BadBundle
+from rlinf_launcher.control.run_page import _page_of_bundle
 from rlinf_launcher.control.run_places import LocalRun, find_runs
+from tests._support.made_run import made_run
 from tests._support.standing_runs import standing_run
 
 pytestmark = pytest.mark.shared_cluster
@@ -77,6 +81,13 @@ def test_a_live_runs_page_is_written_for_its_owner_alone(
     assert data["sections"]["verdict"]["kind"] == "busy"
     assert any("rank 1" in text for text in data["logs"].values())
     assert os.listdir(tmp_path) == ["run.html"]
+
+
+@pytest.mark.parametrize("odd", [float("nan"), json.loads("[" * 900 + "]" * 900)])
+def test_a_bundle_that_no_browser_could_read_is_refused(odd: Any) -> None:
+    malformed = dataclasses.replace(made_run(500), nodes=[{"node": 0, "versions": odd}])
+    with pytest.raises(BadBundle, match=r"a\.zip is no bundle of a run"):
+        _page_of_bundle("a.zip", malformed)
 
 
 @pytest.mark.parametrize("words", [["--port", "70000"], ["--port", "x"], ["a", "b"]])

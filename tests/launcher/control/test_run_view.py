@@ -61,6 +61,8 @@ def test_an_unknown_rank_is_an_error_that_lists_the_known(words: str, said: str)
         ("rollout:0,2-1", "ranks 2-1 are in reverse"),
         ("rollout:x", "'rollout:x': 'x' are no ranks\n  fix: write rollout, rollout:3 or rollout:0-3,7"),
         ("rollout:", "'' are no ranks"),
+        ("rollout:0-999999999", "'0-999999999' are no ranks"),
+        ("rollout:" + "9" * 5000, "are no ranks"),
         ("driver:3", "'driver:3': a driver is no group, and has no ranks\n  fix: write driver"),
     ],
 )
