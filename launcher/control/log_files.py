@@ -270,12 +270,9 @@ async def _follow(
 
 
 def _watch_files(paths: Sequence[Path]) -> int:
-    """Return an inotify descriptor that is readable after a write to one of these files; -1 if the user has too many.
-
-    Whatever fails here, periodic reads continue.
-    """
+    """Return an inotify descriptor that is readable after a write to one of these files; -1 if the user has too many."""
     libc = ctypes.CDLL(None)
-    watch: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    watch: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)  # whatever fails here, periodic reads continue
     for path in paths:
         libc.inotify_add_watch(watch, os.fsencode(path), _IN_MODIFY)
     return watch

@@ -319,8 +319,9 @@ def base_environment(extra: dict[str, str] | None) -> dict[str, str]:
             raise TypeError(f"env= takes strings, got {name!r}: {value!r} ({type(value).__name__})")
         if not name or "=" in name or "\0" in name + value:
             raise ValueError(f"env= has a variable that cannot be: {name!r} (no '=' in names, no zero bytes)")
-        if name in own_start.OWN:
+        if name in own_start.OWN and os.environ.get(name) != value:
             raise ValueError(f"env= has {name}, which the framework sets for each worker: leave it out")
         if len(value) > _MAX_VALUE_BYTES:
             raise ValueError(f"env= has {len(value)} bytes for {name!r}; a variable takes at most {_MAX_VALUE_BYTES}")
-    return dict(extra or {})
+    # ``env={**os.environ, ...}`` also has this process's place in the run, which is not the worker's.
+    return {name: value for name, value in (extra or {}).items() if name not in own_start.OWN}

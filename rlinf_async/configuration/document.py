@@ -35,17 +35,14 @@ class Origin:
 
 
 class Document(dict[str, Any]):
-    """Sections of a configuration file, as loaded by OmegaConf, with their ``origin``.
-
-    A section whose interpolation cannot be resolved raises OmegaConf's error when it is read, as other values do.
-    """
+    """Sections of a configuration file, as loaded by OmegaConf, with their ``origin``."""
 
     def __init__(self, values: Mapping[str, Any], origin: Origin) -> None:
         super().__init__(values)
         self.origin = origin
 
     def __getitem__(self, key: str) -> Any:
-        value = super().__getitem__(key)
+        value = super().__getitem__(key)  # the error of a section whose interpolation could not be resolved
         if isinstance(value, Exception):
             raise value.with_traceback(None)
         return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import sysconfig
 from pathlib import Path
@@ -13,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from rlinf_async import NodeLost
-from rlinf_async._cluster.launch import _reserve, _surroundings, _undo, reserve_now
+from rlinf_async._cluster.launch import _reserve, _surroundings, _undo, base_environment, reserve_now
 from rlinf_async._core.operations import CloseGroup, Release, Reserve
 from rlinf_async.work import Work
 
@@ -84,3 +85,10 @@ async def test_a_name_whose_reservation_was_cancelled_twice_is_given_back() -> N
     assert reserving.cancelled()
     reservation._settle(7)
     assert asked[1:] == [Release("group", 7)]
+
+
+def test_a_copy_of_this_process_environment_leaves_out_its_place_in_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLINF_NODE_SOCKET", "/of/the/driver")
+    found = base_environment({**os.environ, "A": "1"})
+    assert found["A"] == "1"
+    assert "RLINF_NODE_SOCKET" not in found
