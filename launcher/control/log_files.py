@@ -270,7 +270,7 @@ async def _follow(
 
 
 def _watch_files(paths: Sequence[Path]) -> int:
-    """Return an inotify descriptor that is readable after a write to one of these files; -1 if the user has too many."""
+    """Return an inotify descriptor that is readable after a write to one of these files; -1 if there are too many."""
     libc = ctypes.CDLL(None)
     watch: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)  # whatever fails here, periodic reads continue
     for path in paths:
