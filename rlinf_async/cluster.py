@@ -701,6 +701,7 @@ class Cluster:
                 if self._needs_closing():
                     self._closing = self._client.run(self._close(), what="the closing of the cluster")
                     self._closing._follow(self._seal)
+        assert self._closing is not None
         return self._closing
 
     def _needs_closing(self) -> bool:
