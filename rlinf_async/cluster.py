@@ -705,8 +705,7 @@ class Cluster:
         return self._closing
 
     def _needs_closing(self) -> bool:
-        """True if no closing has begun, or one was interrupted before the nodes had ended."""
-        closing = self._closing
+        closing = self._closing  # one that was interrupted may have left nodes running
         return closing is None or (
             closing.done() and closing._has_failed() and any(line.exit_code is None for line in self._lifelines)
         )

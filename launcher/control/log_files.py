@@ -270,11 +270,8 @@ async def _follow(
 
 
 def _watch_files(paths: Sequence[Path]) -> int:
-    """Return an inotify descriptor that is readable after a write to one of these files; -1 if the user has too many.
-
-    Whatever fails here, periodic reads continue.
-    """
-    libc = ctypes.CDLL(None)
+    """Return an inotify descriptor that is readable after a write to one of these files; -1 if none is left."""
+    libc = ctypes.CDLL(None)  # whatever fails here, periodic reads continue
     watch: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     for path in paths:
         libc.inotify_add_watch(watch, os.fsencode(path), _IN_MODIFY)

@@ -35,10 +35,7 @@ class Origin:
 
 
 class Document(dict[str, Any]):
-    """Sections of a configuration file, as loaded by OmegaConf, with their ``origin``.
-
-    A section whose interpolation cannot be resolved raises OmegaConf's error when it is read, as other values do.
-    """
+    """Sections of a configuration file, as loaded by OmegaConf, with their ``origin``."""
 
     def __init__(self, values: Mapping[str, Any], origin: Origin) -> None:
         super().__init__(values)
@@ -46,7 +43,7 @@ class Document(dict[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
-        if isinstance(value, Exception):
+        if isinstance(value, Exception):  # OmegaConf's, about an interpolation that cannot be resolved
             raise value.with_traceback(None)
         return value
 
