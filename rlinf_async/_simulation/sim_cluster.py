@@ -27,6 +27,7 @@ from typing import Any, Final, TypeVar
 import numpy
 import torch
 
+from rlinf_async._client import client
 from rlinf_async._core import clock
 from rlinf_async._core.own_logger import NAMES, own_logger
 from rlinf_async._core.pool import pool
@@ -41,7 +42,7 @@ from rlinf_async._simulation.sim_process import SimProcess
 from rlinf_async._simulation.sim_worker import SimWorkerProcess
 from rlinf_async._simulation.stand_ins import installed, run_job
 from rlinf_async._wire.node_config import NodeConfig
-from rlinf_async.errors import ConfigError
+from rlinf_async.errors import ClosedError, ConfigError
 from rlinf_async.settings import variables_of
 
 T = TypeVar("T")
@@ -245,12 +246,24 @@ class SimCluster:
         processes += [worker.process for node in self.nodes for worker in node.workers if worker.pid]
         if self._driver is not None:
             processes.append(self._driver)
+            if self.scheduler.running is None:  # otherwise, a turn has not ended, and its thread may hold locks
+                self._end_early(self._driver)
         for process in processes:
             if not process.has_ended:
                 process.end()
             for actor in process.actors:
                 if hasattr(actor, "end"):
                     actor.end()
+
+    def _end_early(self, driver: SimProcess) -> None:
+        """Close what daemons, workers and the driver have open, if an error has ended the simulation before them."""
+        # tests/simulation/test_sim_cluster.py::test_nothing_is_left_of_a_simulation
+        for node in self.nodes:
+            node.kill()
+        with driver.entered():
+            for each in client._all_clients():
+                if each.closed is None:
+                    each.end_without_loop(ClosedError("the simulation has ended"))
 
     # -- faults -------------------------------------------------------------------------------------------------
 

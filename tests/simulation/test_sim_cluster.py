@@ -569,10 +569,20 @@ def test_nothing_is_left_of_a_simulation() -> None:
         async with Cluster(log_to_driver=False) as cluster:
             await launch(cluster, [0, 1]).double(1)
 
+    async def wait_for_ever() -> None:
+        cluster = await Cluster(log_to_driver=False)
+        await launch(cluster, [0, 1]).double(1)
+        await asyncio.get_running_loop().create_future()
+
     SimCluster(nodes=2, seed=1).run(main)  # what is made once for good
     descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     for seed in range(5):
         SimCluster(nodes=2, seed=seed).run(main)
+        with pytest.raises(SimulationError, match="nothing can run any more"):
+            SimCluster(nodes=2, seed=seed).run(wait_for_ever)
+    for thread in threading.enumerate():
+        if thread.name == "rlinf-blocked-loop":
+            thread.join(1)
     assert threading.active_count() == threads
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
