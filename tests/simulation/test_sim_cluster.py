@@ -548,7 +548,14 @@ def work_at_closed_things() -> list[object]:
     found.append(waiting.is_alive())
     ending.set()
     waiting.join()
-    return [*found, waiting.is_alive()]
+    waiting.join()
+    found.append(waiting.is_alive())
+    ending.clear()
+    executor = ThreadPoolExecutor(1)
+    running, queued = executor.submit(ending.wait), executor.submit(int)
+    executor.shutdown(wait=False, cancel_futures=True)
+    ending.set()
+    return [*found, running.result(), queued.cancelled()]
 
 
 def test_closed_loops_executors_and_threads_are_as_in_a_real_process() -> None:
