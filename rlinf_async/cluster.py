@@ -696,12 +696,17 @@ class Cluster:
                     await self._terminal.aclose()
 
     def _start_closing(self) -> Work[None]:
-        if self._closing is None:  # else another thread may hold the lock until the loop has ended
+        closing = self._closing
+        if closing is None or self._was_interrupted(closing):  # else another thread may hold the lock until the loop ends
             with self._lock:
-                if self._closing is None:
-                    self._closing = self._client.run(self._close(), what="the closing of the cluster")
-                    self._closing._follow(self._seal)
-        return self._closing
+                closing = self._closing
+                if closing is None or self._was_interrupted(closing):
+                    closing = self._closing = self._client.run(self._close(), what="the closing of the cluster")
+                    closing._follow(self._seal)
+        return closing
+
+    def _was_interrupted(self, closing: Work[None]) -> bool:
+        return closing.done() and closing._has_failed() and any(line.exit_code is None for line in self._lifelines)
 
     def _seal(self) -> None:
         # A closing task that is cancelled, even before its first step, must not leave the nodes running.

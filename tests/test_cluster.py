@@ -22,6 +22,7 @@ from rlinf_async import (
     Worker,
     WorkerGroup,
 )
+from rlinf_async._trace import recorder
 from tests._support.unauthenticated_clients import node_directory
 from tests._support.workers import Plain
 
@@ -62,6 +63,25 @@ def test_an_interrupt_of_close_leaves_no_process() -> None:
         cluster.close()
     assert not psutil.pid_exists(pid)
     assert cluster._lifelines[0].exit_code is not None
+
+
+def test_a_close_after_an_interrupted_one_ends_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    closes = recorder.close_trace
+
+    async def interrupted(_: Any) -> None:
+        monkeypatch.setattr(recorder, "close_trace", closes)
+        raise SystemExit  # of a signal handler
+
+    async def run() -> None:
+        made.append(await Cluster(log_to_driver=False))
+        monkeypatch.setattr(recorder, "close_trace", interrupted)
+        await made[0].aclose()
+
+    made: list[Cluster] = []
+    with pytest.raises(SystemExit):
+        asyncio.run(run())
+    made[0].close()
+    assert made[0]._lifelines[0].exit_code is not None
 
 
 def test_of_threads_that_close_together_each_returns(monkeypatch: pytest.MonkeyPatch) -> None:

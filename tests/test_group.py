@@ -410,7 +410,13 @@ def test_a_name_that_no_group_can_have_is_refused(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "error"), [({"A=B": "x"}, ValueError), ({"A": "x" * 2_000_000}, ValueError), ({"A": 1}, TypeError)]
+    ("env", "error"),
+    [
+        ({"A=B": "x"}, ValueError),
+        ({"A": "x" * 2_000_000}, ValueError),
+        ({"A": 1}, TypeError),
+        ({"RLINF_PARENT_SOCKET": ""}, ValueError),
+    ],
 )
 def test_variables_that_cannot_be_are_refused(cluster: Cluster, env: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="env="):

@@ -238,7 +238,8 @@ async def _follow(
         os.read(watch, _BLOCK_BYTES)
         changed.set()
 
-    loop.add_reader(watch, on_change)
+    if watch >= 0:
+        loop.add_reader(watch, on_change)
     attachment.lost.add_done_callback(lambda _: changed.set())
     try:
         while not attachment.lost.done():
@@ -263,16 +264,15 @@ async def _follow(
             for lines in file.read(is_last=True):
                 _show(file, lines, output, named=len(files) > 1)
     finally:
-        loop.remove_reader(watch)
-        os.close(watch)
+        if watch >= 0:
+            loop.remove_reader(watch)
+            os.close(watch)
 
 
 def _watch_files(paths: Sequence[Path]) -> int:
-    """Return an inotify descriptor that is readable after a write to one of these files."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    watch: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    if watch < 0:
-        raise OSError(ctypes.get_errno(), "inotify_init1")
+    """Return an inotify descriptor that is readable after a write to one of these files; -1 if there are too many."""
+    libc = ctypes.CDLL(None)
+    watch: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)  # whatever fails here, periodic reads continue
     for path in paths:
-        libc.inotify_add_watch(watch, os.fsencode(path), _IN_MODIFY)  # periodic reads continue if this fails
+        libc.inotify_add_watch(watch, os.fsencode(path), _IN_MODIFY)
     return watch

@@ -46,11 +46,15 @@ class RemoteLog:
     async def follow(self) -> None:
         """Copy the text written since the last call."""
         # A piece that is not full ends the copy: a rank that writes without a pause would never be shown.
-        while len(await self._copy_piece()) == MAX_PIECE_BYTES:
+        while len(await self._copy_piece()) + 1 >= MAX_PIECE_BYTES:
             pass
 
     async def _copy_piece(self) -> bytes:
-        piece = await self._read(self._end, MAX_PIECE_BYTES)
+        known = min(self._end, 1)  # read the last byte again: a log without it has been truncated
+        piece = await self._read(self._end - known, MAX_PIECE_BYTES)
+        if known and not piece and not self.trouble:
+            self._end = 0
+        piece = piece[known:]
         self._end += len(piece)
         with self.copy.open("ab") as copy:
             copy.write(piece)

@@ -314,8 +314,13 @@ class ForkServer:
     def dead(self) -> bool:
         return self._death is not None
 
-    def close(self) -> None:
+    def end(self) -> None:
         """Kill the template; workers forked from it survive."""
+        self._fail("it is not needed any more")
+        self._kill()  # the cleanup follows when the pidfd reports the end
+
+    def close(self) -> None:
+        """Kill the template, and block until it has ended."""
         if self._pidfd >= 0 and not self._has_ended:
             self._kill()
             os.waitpid(self.pid, 0)  # waitid(P_PIDFD) would not block, because uvloop has made the pidfd non-blocking

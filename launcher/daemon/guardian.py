@@ -42,6 +42,8 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 _ORDERLY_END_S: Final = 4.0  # limit for the daemon's shutdown after the lifeline was cut
 
+_AGAIN_S: Final = 0.05  # seconds until a search that lacked descriptors is repeated
+
 _GRACE_S: Final = 0.5
 """Extra seconds for a silent daemon to recover, because the whole machine may have been suspended."""
 
@@ -59,7 +61,7 @@ def children() -> list[int]:
 def _children_of(task: Path) -> list[str]:
     try:
         return (task / "children").read_text().split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):  # the thread has ended; a lack of descriptors says nothing
         return []
 
 
@@ -205,7 +207,11 @@ def sweep() -> dict[int, int]:
     """
     codes: dict[int, int] = {}
     while True:
-        found = children()
+        try:
+            found = children()
+        except OSError:  # the machine has no file left, but nobody else ends these processes
+            time.sleep(_AGAIN_S)
+            continue
         workers = [child for child in found if not is_tracker(child)]
         if not workers:
             _await_ends(found, TRACKERS_S)
@@ -232,7 +238,7 @@ def _kill(child: int) -> bool:
 def _await_ends(pids: list[int], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError), open(os.pidfd_open(pid)) as ended:
+        with contextlib.suppress(OSError), open(os.pidfd_open(pid)) as ended:
             poll = select.poll()
             poll.register(ended, select.POLLIN)
             poll.poll(max(0.0, deadline - time.monotonic()) * 1000)

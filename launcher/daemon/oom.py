@@ -63,7 +63,10 @@ def explain_kill(pid: int, at_start: MemoryKills) -> str:
 
 def _is_in_kernel_log(pid: int, since: float) -> bool | None:
     """True if the log names the process since ``since``; None if it is unreadable, uses other pids, or starts later."""
-    if str(Path("/proc/self/ns/pid").readlink()) != _INITIAL_PIDS:
+    try:
+        if str(Path("/proc/self/ns/pid").readlink()) != _INITIAL_PIDS:
+            return None
+    except OSError:  # a kernel or a sandbox without namespaces
         return None
     records = _read_kernel_log()
     oldest = _RECORD.search(records)

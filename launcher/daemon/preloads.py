@@ -158,11 +158,6 @@ class PreloadedTemplate(ForkServer):
         (self._leftovers.end if self.facts is None else self._leftovers.release)()
         super()._release()
 
-    def end(self) -> None:
-        """Kill the template; workers forked from it survive."""
-        self._fail("it is not needed any more")
-        self._kill()  # the cleanup follows when the pidfd reports the end
-
     def describe(self) -> str:
         if not self.outcome.done():
             return f"the worker template (pid {self.pid}) is {self.doing}"

@@ -160,7 +160,7 @@ class Templates:
             plain.users -= 1
             idle = [key for key, each in self._templates.items() if not each.users]
             for key in idle[: max(0, len(self._templates) - MOST_KEPT)]:
-                self._templates.pop(key).close()
+                self._templates.pop(key).end()
 
     def next_log(self) -> Path | None:
         self._made += 1

@@ -61,9 +61,12 @@ class Task(Work[Any]):
     def _finished(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled():
             self._settle(error=ClosedError(f"{self._what} was given up"))
-        else:
-            error = task.exception()
-            self._settle(None if error else task.result(), error)
+            return
+        error = task.exception()
+        if error is not None and not isinstance(error, Exception):
+            # A KeyboardInterrupt has ended the loop's run. Raised again by later waits, it would end their runs, too.
+            error = ClosedError(f"{self._what} was interrupted")
+        self._settle(None if error else task.result(), error)
 
     def cancel(self) -> None:
         def cancel() -> None:

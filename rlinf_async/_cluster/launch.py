@@ -113,24 +113,29 @@ async def _reserve(client: NodeClient, members: Members) -> None:
         members.number = await request.async_wait()
     except asyncio.CancelledError:
         # Still wait for the number, because ``_undo`` needs it to release the name.
-        members.number = await request.async_wait()
+        try:
+            members.number = await request.async_wait()
+        except asyncio.CancelledError:
+            _release_once_reserved(client, request)
         raise
 
 
 def reserve_now(client: NodeClient, name: str) -> int:
     """Reserve a name, and block until it is reserved, so that a taken name raises immediately."""
     request = client.request(operations.Reserve("group", name), node=0, what=f"the name of group '{name}'")
+    try:
+        return request.wait()
+    except BaseException:  # a signal handler has raised
+        _release_once_reserved(client, request)
+        raise
 
+
+def _release_once_reserved(client: NodeClient, request: DaemonRequest[int]) -> None:
     def release() -> None:
         if request._error is None:
             client.request(operations.Release("group", request._value), node=0)
 
-    try:
-        return request.wait()
-    except BaseException:
-        # A signal handler has raised, so release the number when it arrives.
-        request._follow(release)
-        raise
+    request._follow(release)
 
 
 async def open_store(client: NodeClient, members: Members, plan: Plan) -> int:
@@ -314,6 +319,9 @@ def base_environment(extra: dict[str, str] | None) -> dict[str, str]:
             raise TypeError(f"env= takes strings, got {name!r}: {value!r} ({type(value).__name__})")
         if not name or "=" in name or "\0" in name + value:
             raise ValueError(f"env= has a variable that cannot be: {name!r} (no '=' in names, no zero bytes)")
+        if name in own_start.OWN and os.environ.get(name) != value:
+            raise ValueError(f"env= has {name}, which the framework sets for each worker: leave it out")
         if len(value) > _MAX_VALUE_BYTES:
             raise ValueError(f"env= has {len(value)} bytes for {name!r}; a variable takes at most {_MAX_VALUE_BYTES}")
-    return dict(extra or {})
+    # ``env={**os.environ, ...}`` also has this process's place in the run, which is not the worker's.
+    return {name: value for name, value in (extra or {}).items() if name not in own_start.OWN}

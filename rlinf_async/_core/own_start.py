@@ -16,11 +16,14 @@ from typing import Final
 # Maps each changed variable to its new value, or None if it was deleted. Environments are bytes, not always UTF-8.
 Changes = Mapping[bytes, bytes | None]
 
-# Variables that describe one process's place in a run, and must not be copied to another process.
-_OWN: Final = frozenset(
-    b"RLINF_" + name
-    for name in (b"RUN_ID", b"NODE_SOCKET", b"NODE_RANK", b"TRACE", b"WORKER", b"PARENT_SOCKET", b"LOG_DIR")
-)
+# Variables that describe one process's place in a run: they are not copied to another process, and users may not set
+# them for workers.
+OWN: Final = frozenset((
+    "RLINF_RUN_ID", "RLINF_NODE_SOCKET", "RLINF_NODE_RANK", "RLINF_WORKER", "RLINF_PARENT_SOCKET", "RLINF_LOG_DIR",
+    "RLINF_RESTARTS", "RLINF_PROFILING", "RLINF_REHEARSAL",
+))  # fmt: skip
+
+_NOT_COPIED: Final = frozenset(map(os.fsencode, OWN)) | {b"RLINF_TRACE"}
 
 # Values of LC_CTYPE that Python itself sets at startup in the C locale (PEP 538).
 _COERCED: Final = ("C.UTF-8", "C.utf8", "UTF-8")
@@ -63,7 +66,7 @@ def changed_variables() -> dict[bytes, bytes | None]:
     for name in sorted(start.keys() | now.keys()):
         if now.get(name) != start.get(name):
             changes[os.fsencode(name)] = os.fsencode(now[name]) if name in now else None
-    return {name: value for name, value in changes.items() if name not in _OWN}
+    return {name: value for name, value in changes.items() if name not in _NOT_COPIED}
 
 
 def interpreter_flags(argv: list[str] | None = None) -> list[str]:

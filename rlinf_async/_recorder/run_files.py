@@ -109,14 +109,17 @@ class RunFiles:
     def _files_in(self, folder: str) -> Iterator[RunFile]:
         for entry in _entries(self.directory / folder):
             path = f"{folder}/{entry.name}" if folder else entry.name
-            with contextlib.suppress(FileNotFoundError):  # old runs are removed while others start
+            with contextlib.suppress(OSError):  # old runs are removed while others start, also on other machines
                 if is_of_a_run(path) and entry.is_file(follow_symlinks=False):
                     status = entry.stat(follow_symlinks=False)
                     yield RunFile(path, status.st_size, status.st_mtime)
 
 
-def _folders(directory: Path) -> list[str]:
-    return [entry.name for entry in _entries(directory) if entry.is_dir(follow_symlinks=False)]
+def _folders(directory: Path) -> Iterator[str]:
+    for entry in _entries(directory):
+        with contextlib.suppress(OSError):
+            if entry.is_dir(follow_symlinks=False):
+                yield entry.name
 
 
 def _entries(directory: Path) -> list[os.DirEntry[str]]:

@@ -65,10 +65,12 @@ class OpenTransfers(Generic[Buffer]):
         if number in self.receivings:
             raise ValueError(f"transfer {number} is being received already")
         self._newest = max(self._newest, number)
-        if number in self._withdrawn:
-            return self._withdrawn.pop(number)
-        self.receivings[number] = receiving
-        return None
+        withdrawn = self._withdrawn.pop(number, None)
+        if self._withdrawn:  # earlier ones are requested no more, because their messages were withdrawn, too
+            self._withdrawn = {each: error for each, error in self._withdrawn.items() if each > number}
+        if withdrawn is None:
+            self.receivings[number] = receiving
+        return withdrawn
 
     def find(self, number: int, request: TransferRequest) -> SendTransfer | None:
         """Return the transfer that the peer requests; keep the request if the transfer has not been offered yet."""

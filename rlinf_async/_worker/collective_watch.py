@@ -117,18 +117,20 @@ class CollectiveWatch:
             self._look_after(first - now)
             return
         due = min(self._patience(watched) or self._grace for watched in self._watched.values())
-        for watched, operation in self._stuck():
-            rest = self._rest(watched, operation)
-            if rest > 0:
-                due = min(due, rest)
-            elif watched.is_aborted:
-                continue  # ``_end`` decides once the grace period is over
-            elif watched.is_own:
-                self._abort(watched, operation)
-                break
-            elif process_groups.takes_part(operation, watched.rank, self._world_size):
-                self._query_failed_rank(watched)
-        self._look_after(due)
+        try:
+            for watched, operation in self._stuck():
+                rest = self._rest(watched, operation)
+                if rest > 0:
+                    due = min(due, rest)
+                elif watched.is_aborted:
+                    continue  # ``_end`` decides once the grace period is over
+                elif watched.is_own:
+                    self._abort(watched, operation)
+                    break
+                elif process_groups.takes_part(operation, watched.rank, self._world_size):
+                    self._query_failed_rank(watched)
+        finally:  # torch raises about groups that the main thread destroys at this moment, and others may still wait
+            self._look_after(due)
 
     def _patience(self, watched: Watched) -> float:
         return 0.0 if watched.ends else self._timeout

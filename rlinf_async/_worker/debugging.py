@@ -20,7 +20,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Final
 
@@ -92,6 +92,7 @@ class Debugger:
         self._main = threading.get_ident()
         self._pid = os.getpid()
         self._turn = threading.Lock()  # held by the thread at the prompt
+        self._at_prompt = 0  # that thread
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._per_thread = threading.local()
         self._operator = 0
@@ -161,7 +162,8 @@ class Debugger:
         if os.environ.get("PYTHONBREAKPOINT") or os.getpid() != self._pid:
             return sys.__breakpointhook__(*args, **kwargs)
         frame = sys._getframe(1)
-        if not self._is_ending:
+        # A command at the prompt may call a function with a breakpoint, which would wait for this thread's own turn.
+        if not self._is_ending and self._at_prompt != threading.get_ident():
             self._pdb().stop(frame, frame, waits=True)
         return None
 
@@ -237,7 +239,7 @@ class Debugger:
         self, frame: FrameType, line: int, why: str, limit: float | None, talk: Callable[[], None], *, waits: bool
     ) -> None:
         """Run a pdb session; other threads that stop during the session wait for its lock."""
-        with self._turn:
+        with self._in_turn():
             if self._is_ending:
                 return
             self._limit = limit
@@ -247,15 +249,21 @@ class Debugger:
             self._is_wanted = False
             # The operator may have left before ``_leave`` could see this stop. Only ``breakpoint()`` and a post mortem
             # wait for one to come.
-            if not waits and not self.is_attached:
-                self._stopped_at = ""
-                return
-            self._report_stop(self._stopped_at)
-            try:
+            if waits or self.is_attached:
+                self._report_stop(self._stopped_at)
                 talk()
-            finally:
-                self._stopped_at = ""
-                self._client.later(_RESUMED_S, self._report_resumed)
+
+    @contextlib.contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        try:
+            with self._turn:
+                self._at_prompt = threading.get_ident()
+                try:
+                    yield
+                finally:
+                    self._stopped_at, self._at_prompt = "", 0
+        finally:  # every turn is followed by a report, which a turn that has begun meanwhile leaves to its own end
+            self._client.later(_RESUMED_S, self._report_resumed)
 
     def read_line(self, text: str) -> str:
         """Send pdb's output, and return the operator's next line, which is empty once the operator has left."""
@@ -270,8 +278,12 @@ class Debugger:
         return ""
 
     def _report_resumed(self) -> None:
-        if not self._stopped_at and self._reported:
-            self._report_stop("")
+        # Only in a turn: a thread that stops at this moment would be reported first, and then as resumed.
+        if self._reported and self._turn.acquire(blocking=False):
+            try:
+                self._report_stop("")
+            finally:
+                self._turn.release()
 
     def _report_stop(self, where: str) -> None:
         self._reported = where

@@ -34,6 +34,8 @@ from typing import Any, Final
 import msgpack
 
 from rlinf_async._core import frames, import_hook
+from rlinf_async._core.descriptors import limit_met
+from rlinf_async._core.segment import close_fds
 from rlinf_async._worker import preloading
 
 _PACKET_BYTES: Final = 512 * 1024
@@ -202,7 +204,7 @@ def _receive(control: socket.socket, flags: int) -> Order | None:
 
 def _refusal(error: OSError) -> str:
     limit = " (a limit of processes: `ulimit -u`, or pids.max of a cgroup)" if error.errno == errno.EAGAIN else ""
-    return f"fork: {error.strerror}{limit}"
+    return f"fork: {error.strerror}{limit or limit_met(error)}"
 
 
 def _fork_twice(control: socket.socket, orders: list[Order]) -> list[dict[str, Any]]:
@@ -212,13 +214,14 @@ def _fork_twice(control: socket.socket, orders: list[Order]) -> list[dict[str, A
     """
     if not orders:
         return []
-    read, write = os.pipe()
+    pipe: list[int] = []
     try:
+        pipe.extend(os.pipe())
         middle = os.fork()
     except OSError as error:
-        os.close(read)
-        os.close(write)
+        close_fds(pipe)
         return [{"error": _refusal(error)}] * len(orders)
+    read, write = pipe
     if middle == 0:
         for order in orders:
             try:

@@ -14,8 +14,6 @@ from rlinf_async.errors import ConfigError
 Steps = tuple[str | int, ...]
 """The path from the top of a configuration to a value: keys of mappings, positions in lists."""
 
-_CLUSTER = "cluster"
-
 
 @dataclass(frozen=True)
 class Origin:
@@ -43,6 +41,15 @@ class Document(dict[str, Any]):
         super().__init__(values)
         self.origin = origin
 
+    def __getitem__(self, key: str) -> Any:
+        value = super().__getitem__(key)  # the error of a section whose interpolation could not be resolved
+        if isinstance(value, Exception):
+            raise value.with_traceback(None)
+        return value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self else default  # noqa: SIM401  # dict.get() would not call __getitem__
+
 
 def load_document(path: str | Path, overrides: Sequence[str] = ()) -> Document:
     """Read a YAML file; OmegaConf resolves its ``${...}`` interpolations on access.
@@ -56,7 +63,7 @@ def load_document(path: str | Path, overrides: Sequence[str] = ()) -> Document:
         ConfigError: the file cannot be read or is not a YAML mapping, or an override is malformed.
     """
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
+    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
     loaded, origin = read_yaml(path)
     if not OmegaConf.is_dict(loaded):
@@ -65,14 +72,14 @@ def load_document(path: str | Path, overrides: Sequence[str] = ()) -> Document:
         merged = OmegaConf.merge(loaded, OmegaConf.from_dotlist(list(overrides)))
     except Exception as error:
         raise ConfigError(f"{path}: cannot be overridden by {' '.join(overrides)}: {error}") from error
-    values = {}
+    values: dict[str, Any] = {}
     for key in merged:
         try:
             values[str(key)] = merged[key]  # type: ignore[index]
-        except OmegaConfBaseException as error:
-            if key == _CLUSTER:
-                raise ConfigError(f"{origin.locate((_CLUSTER,))}: {str(error).splitlines()[0]}") from error
+        except MissingMandatoryValue:
             values[str(key)] = None
+        except OmegaConfBaseException as error:
+            values[str(key)] = error
     return Document(values, origin)
 
 

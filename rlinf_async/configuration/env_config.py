@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlinf_async._core.own_start import OWN
 from rlinf_async.configuration.document import Origin, Steps
 from rlinf_async.configuration.ranks import format_ranks, parse_rank_config
 from rlinf_async.configuration.section import Section, misplaced
@@ -98,6 +99,8 @@ def _read_variables(section: Section) -> dict[str, str]:
         ((name, value),) = entry.items()
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
             raise section.error(f"{name!r} cannot name a variable", "env_vars", number)
+        if name in OWN:
+            raise section.error(f"{name} is set by the framework for each worker: leave it out", "env_vars", number)
         if name in variables:
             raise section.error(f"the variable {name} is set twice for the same nodes", "env_vars", number)
         if isinstance(value, bool) or not isinstance(value, str | int | float) or "\0" in str(value):

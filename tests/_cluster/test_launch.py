@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import sys
 import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from rlinf_async import NodeLost
-from rlinf_async._cluster.launch import _surroundings, _undo, reserve_now
+from rlinf_async._cluster.launch import _reserve, _surroundings, _undo, base_environment, reserve_now
 from rlinf_async._core.operations import CloseGroup, Release, Reserve
 from rlinf_async.work import Work
 
@@ -64,3 +67,28 @@ def test_a_name_whose_reservation_was_interrupted_is_given_back_once_it_comes(gr
         reserve_now(client, "g")
     reservation._settle(7, None if granted else ValueError("a group named 'g' exists already"))
     assert asked == [Reserve("group", "g"), *[Release("group", 7)] * granted]
+
+
+async def test_a_name_whose_reservation_was_cancelled_twice_is_given_back() -> None:
+    asked: list[Any] = []
+    reservation: Work[int] = Work()
+
+    def request(operation: Any, *, node: int) -> Work[int]:
+        asked.append(operation)
+        return reservation
+
+    reserving = asyncio.create_task(_reserve(cast(Any, SimpleNamespace(request=request)), Mock()))
+    for _ in range(2):
+        await asyncio.sleep(0)
+        reserving.cancel()
+    await asyncio.wait([reserving])
+    assert reserving.cancelled()
+    reservation._settle(7)
+    assert asked[1:] == [Release("group", 7)]
+
+
+def test_a_copy_of_this_process_environment_leaves_out_its_place_in_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLINF_NODE_SOCKET", "/of/the/driver")
+    found = base_environment({**os.environ, "A": "1"})
+    assert found["A"] == "1"
+    assert "RLINF_NODE_SOCKET" not in found

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from rlinf_async._recorder import run_files
 from rlinf_async._recorder.run_files import MAX_PIECE_BYTES, RunFiles
 
 OF_A_RUN = [
@@ -32,6 +36,19 @@ def test_a_run_s_files_are_listed_and_nothing_else_of_a_directory_of_the_users_c
     assert sorted(each.path for each in files.listing()) == OF_A_RUN
     assert {each.path: each.nbytes for each in files.listing()}["daemon_0.log"] == len("daemon_0.log")
     assert RunFiles(files.directory / "gone").listing() == []
+
+
+def test_a_file_or_folder_that_has_gone_stale_hides_no_other(files: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale(*, follow_symlinks: bool) -> bool:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    def entries(directory: Path) -> list[Any]:
+        gone = SimpleNamespace(name="daemon_1.log", is_file=stale, is_dir=stale)
+        return [gone, *listed(directory)]
+
+    listed = run_files._entries
+    monkeypatch.setattr(run_files, "_entries", entries)
+    assert sorted(each.path for each in files.listing()) == OF_A_RUN
 
 
 def test_a_file_is_read_piece_by_piece(files: RunFiles) -> None:

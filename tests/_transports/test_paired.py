@@ -383,6 +383,17 @@ def test_what_a_link_remembers_of_a_transfer_keeps_nothing_of_another() -> None:
     assert later._error.__traceback__ is None
 
 
+def test_withdrawn_transfers_that_nobody_requests_are_forgotten() -> None:
+    two = TwoLinks()
+    for number in range(5):
+        two.links[0].send(number, words(0, number))
+        two.links[0].discard(KeyError("enough"), number)
+    two.settle()
+    assert len(two.links[1]._open_transfers._withdrawn) == 5
+    two.the_next_exchange_works()
+    assert not two.links[1]._open_transfers._withdrawn
+
+
 @pytest.mark.parametrize("keeper", ["pair", "transfer"])
 def test_the_error_of_a_transfer_is_its_own_and_keeps_no_buffers_of_another(keeper: str) -> None:
     """A pair that is being connected cannot be ended at once, and keeps its error for as long."""

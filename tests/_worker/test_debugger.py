@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from rlinf_async._core import operations
 from rlinf_async._worker.debugging import Debugger
 
 
@@ -43,3 +44,67 @@ def test_a_stop_whose_operator_has_left_is_none() -> None:
     thread.join(10)
     loop.close()
     assert not thread.is_alive()
+
+
+def test_a_breakpoint_inside_a_command_at_the_prompt_is_passed_over() -> None:
+    said: list[str] = []
+    lines = iter(("p inner()", "c"))
+
+    def request(operation: Any) -> None:
+        if isinstance(operation, operations.DebugSaid):
+            said.append(operation.text)
+            debugger._lines.put(f"{next(lines)}\n")
+
+    def inner() -> str:
+        debugger._breakpoint()
+        return "gone on"
+
+    def stop() -> None:
+        debugger._breakpoint()
+        sys.settrace(None)
+        assert inner
+
+    loop = asyncio.new_event_loop()
+    client = SimpleNamespace(request=request, flush=lambda: None, later=print, endpoint=1)
+    debugger = Debugger(cast(Any, client), "rank", loop, list)
+    debugger._operator = 1
+    thread = threading.Thread(target=stop, daemon=True)
+    thread.start()
+    thread.join(5)
+    loop.close()
+    assert not thread.is_alive()
+    assert "gone on" in said[1]
+
+
+def test_a_thread_that_stops_is_not_reported_as_resumed_after_another() -> None:
+    asked: list[str] = []
+    due: list[Any] = []
+    other = threading.Thread(target=lambda: stop(2))
+
+    class Client:
+        def request(self, operation: operations.RankStopped) -> None:
+            asked.append(operation.where.partition(":")[2][:1])
+
+        def later(self, seconds: float, callback: Any) -> None:
+            due.append(callback)
+
+        def flush(self) -> None:
+            pass
+
+        @property
+        def endpoint(self) -> int:
+            if due and other.ident is None:  # within the report that the first thread has resumed
+                other.start()
+                other.join(0.1)
+            return 1
+
+    def stop(line: int) -> None:
+        debugger.stopped(sys._getframe(), line, "", None, lambda: None, waits=True)
+
+    debugger = Debugger(cast(Any, Client()), "rank", cast(asyncio.AbstractEventLoop, None), list)
+    stop(1)
+    due[0]()
+    other.join(5)
+    assert asked == ["1", "", "2"]
+    due[1]()
+    assert asked == ["1", "", "2", ""]

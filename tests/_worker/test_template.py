@@ -27,11 +27,16 @@ PROGRAM = """
     template._run_worker = lambda spec, fds: os._exit(0)
     os.fork = failing_fork
     orders = [template.Order({{}}, []) for _ in range(2)]
-    print([list(answer.items()) for answer in template._fork_twice(socket.socket(), orders)])
+    control = socket.socket()
+    if {at} == 0:
+        {fails}
+    print([list(answer.items()) for answer in template._fork_twice(control, orders)])
 """
+NO_FILES = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))"
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 LIMIT = r"fork: Resource temporarily unavailable \(a limit of processes: `ulimit -u`, or pids.max of a cgroup\)"
 MEMORY = "fork: Cannot allocate memory"
+FILES = r"fork: Too many open files \(it may open 3 files: `ulimit -n`\)"
 
 
 @pytest.mark.parametrize(
@@ -43,6 +48,7 @@ MEMORY = "fork: Cannot allocate memory"
         (1, "raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))", [LIMIT] * 2),
         (3, "raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))", [r"\d+", LIMIT]),
         (2, "raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))", [MEMORY, r"\d+"]),
+        (0, NO_FILES, [FILES] * 2),
     ],
 )
 def test_a_worker_that_is_not_born_is_told_with_the_reason_alone(at: int, fails: str, told: list[str]) -> None:

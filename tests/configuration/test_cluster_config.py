@@ -233,6 +233,7 @@ def test_its_text_is_yaml_that_reads_back() -> None:
         (env_config_of(env_vars=[{"A": True}]), "the value of A is True, which is no text: put it in quotes"),
         (env_config_of(env_vars=[{"A": None}]), "the value of A is None"),
         (env_config_of(env_vars=[{"A=B": "1"}]), "'A=B' cannot name a variable"),
+        (env_config_of(env_vars=[{"RLINF_LOG_DIR": "/"}]), r"env_vars\[0\]: RLINF_LOG_DIR is set by the framework"),
         (env_config_of(python_interpreter_path=3), "python_interpreter_path must be a text"),
         (group_of(ignore_hardware=1), "ignore_hardware must be true or false"),
         (group_of(hardware=[{}, {}]), "Cannot have multiple hardware configs"),

@@ -155,7 +155,7 @@ def _line(row: Row, record: Record | None) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs rows, and writes the page."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.matrix", description=__doc__)
-    parser.add_argument("--rows", nargs="*", default=None, help="run these, anew")
+    parser.add_argument("--rows", nargs="+", choices=[row.key for row in ROWS], metavar="ROW", help="run these, anew")
     parser.add_argument("--page", action="store_true", help="write the page only")
     flags = parser.parse_args(arguments)
     known = read_records()

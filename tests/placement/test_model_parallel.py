@@ -51,6 +51,13 @@ def test_an_interpolation_that_leads_nowhere_is_named(make_cluster):
         place(make_cluster(4), {"actor,rollout,reward": "all"}, rollout="${nope}")
 
 
+def test_a_section_whose_interpolation_leads_nowhere_is_named(make_cluster, tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text("cluster: {component_placement: {'actor,rollout,reward': all}}\nrollout: ${nope}\nreward: ???\n")
+    with pytest.raises(ConfigError, match=r"rollout\.tensor_parallel_size: Interpolation key 'nope' not found"):
+        ModelParallelComponentPlacement(path, make_cluster(4))
+
+
 def test_on_the_same_accelerators_an_engine_has_those_of_its_part_of_the_actor(make_cluster):
     cluster = make_cluster(4, 4)
 

@@ -106,8 +106,11 @@ class CudaIpcLink(DeviceLink):
     def receive(self, transfer: int, sizes: Sequence[int]) -> Work[list[torch.Tensor]]:
         receiving: Transfer[list[torch.Tensor]] = Transfer(transfer, sizes)
         with self._deferred.locked():
-            if transfer in self._withdrawn:
-                self._deferred.add(functools.partial(receiving.fail, self._withdrawn.pop(transfer)))
+            withdrawn = self._withdrawn.pop(transfer, None)
+            if self._withdrawn:  # earlier ones are requested no more, because their messages were withdrawn, too
+                self._withdrawn = {each: error for each, error in self._withdrawn.items() if each > transfer}
+            if withdrawn is not None:
+                self._deferred.add(functools.partial(receiving.fail, withdrawn))
                 return receiving
             self._newest = max(self._newest, transfer)
             self._receivings[transfer] = receiving

@@ -362,6 +362,16 @@ def test_a_copy_counts_only_if_the_sender_had_not_given_up_by_then() -> None:
         assert isinstance(error_of(received), TransferFailed)
 
 
+def test_withdrawn_offers_that_nobody_requests_are_forgotten() -> None:
+    with couple(functools.partial(make_link, "cuda_ipc")) as links:
+        for number in range(3):
+            links.near.send(number, [pattern(MiB)])  # type: ignore[list-item]
+            links.near.discard(TimeoutError("too late"), number)
+        until(lambda: len(links.far._withdrawn) == 3)  # type: ignore[attr-defined]
+        exchange(links, 3)
+        assert not links.far._withdrawn  # type: ignore[attr-defined]
+
+
 def test_a_torch_without_nccl_says_so() -> None:
     with contextlib.suppress(ImportError):
         from torch.distributed import ProcessGroupNCCL  # noqa: F401

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import io
 import shutil
 import tracemalloc
@@ -166,7 +167,7 @@ class FarDaemon:
     ("reads", "tail", "copied"),
     [
         (9, None, b"one\ntwo\nthree"),
-        (2, None, b"one\ntwo\n"),
+        (2, None, b"one\ntwo"),
         (9, 0, b"o\nthree"),
         (9, 1, b"one\ntwo\nthree"),
         (0, None, b""),
@@ -197,6 +198,16 @@ async def test_a_remote_log_that_always_grows_is_shown(tmp_path: Path, monkeypat
     assert (log.copy.read_bytes(), log.trouble) == (daemon.data, "")
 
 
+async def test_a_remote_log_that_was_truncated_is_read_anew(tmp_path: Path) -> None:
+    daemon: Any = FarDaemon(b"one\ntwo\n", 9)
+    log = RemoteLog(daemon, 1, RunFile("g/rank_0.out", 8, 0.0), tmp_path / "copy")
+    await log.begin(20)
+    daemon.data = b"three\n"
+    await log.follow()
+    await log.follow()
+    assert (log.copy.read_bytes(), log.trouble) == (b"one\ntwo\nthree\n", "")
+
+
 async def test_a_remote_path_outside_the_logs_is_left_out(tmp_path: Path) -> None:
     async def ask_nodes(_: Any) -> Any:
         return {1: [[path, 1, 0.0] for path in ("g/rank_0.out", "../../rank_0.out", "/etc/rank_0.out")]}, {}
@@ -214,7 +225,12 @@ async def test_a_copy_that_cannot_be_written_is_an_os_error(tmp_path: Path) -> N
         await log_files._follow(daemon, [], [log], TextOutput(io.StringIO(), as_json=False), 1.0, list)
 
 
-async def test_the_logs_of_a_group_launched_later_are_followed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_watched", [True, False])  # a user may have 128 inotify descriptors
+async def test_the_logs_of_a_group_launched_later_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_watched: bool
+) -> None:
+    if not is_watched:
+        monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(inotify_init1=lambda flags: -1))
     daemon: Any = FarDaemon(b"", 0)
     daemon.lost = asyncio.get_running_loop().create_future()
     screen = io.StringIO()

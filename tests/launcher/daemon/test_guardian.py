@@ -123,6 +123,25 @@ def test_scripts_are_killed_except_memory_trackers(tmp_path: Path, monkeypatch: 
     assert killed == [(script.pid, signal.SIGKILL)]
 
 
+def test_a_machine_without_a_free_file_delays_the_cleanup_only() -> None:
+    program = """
+import errno, os, signal
+from pathlib import Path
+from rlinf_launcher.daemon import guardian
+if not (pid := os.fork()):
+    signal.pause()
+reads, lacks = Path.read_text, [OSError(errno.ENFILE, "no file is left")]
+def read_text(path):
+    if lacks:
+        raise lacks.pop()
+    return reads(path)
+Path.read_text = read_text
+print(guardian.sweep() == {pid: -9})
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20)
+    assert ended.stdout == "True\n", ended.stderr
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start another user's process")
 @pytest.mark.parametrize("end", ["guardian.sweep()", "orphans._others.clear(); orphans.end()"])
 def test_a_child_that_runs_as_another_user_is_left_alone(end: str) -> None:

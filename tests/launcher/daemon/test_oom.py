@@ -130,3 +130,11 @@ def test_a_kernel_log_that_begins_after_the_birth_decides_nothing(
     assert oom._is_in_kernel_log(7, 2.5) is False
     monkeypatch.setattr(oom, "_INITIAL_PIDS", "pid:[1]")
     assert oom._is_in_kernel_log(77, 1.0) is None
+
+
+def test_without_namespaces_a_kernel_log_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(path: Path) -> Path:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "readlink", missing)
+    assert oom._is_in_kernel_log(77, 1.0) is None
