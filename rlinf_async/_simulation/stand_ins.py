@@ -16,6 +16,7 @@ import functools
 import os
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -260,6 +261,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         (os, "_exit", exit_process),
         (os, "putenv", put_variable),
         (os, "unsetenv", remove_variable),
+        (time, "sleep", refuse_ended_processes(sleep)),
         (threading.Thread, "start", refuse_ended_processes(start)),
         (threading.Thread, "join", refuse_ended_processes(join)),
         (threading.Thread, "is_alive", is_alive),

@@ -111,6 +111,15 @@ def test_a_driver_without_a_loop_and_methods_that_block_take_virtual_time() -> N
     assert time.monotonic() - began < 60
 
 
+def test_a_sleep_of_the_standard_library_takes_virtual_time() -> None:
+    def main() -> float:
+        began = monotonic()
+        time.sleep(2.0)
+        return monotonic() - began
+
+    assert SimCluster().run(main) == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_a_launch_that_is_refused_a_name_leaves_the_group_that_has_it(is_cancelled: bool) -> None:
     class Nesting(Worker):
