@@ -64,7 +64,7 @@ class SimCluster:
             the test's own environment have no effect.
 
     Raises:
-        ConfigError: ``nodes`` is below 1, a setting is unknown, or its value is out of bounds.
+        ConfigError: ``nodes`` or ``drift`` is out of bounds, a setting is unknown, or its value is out of bounds.
 
     Example:
         async def main() -> int:
@@ -85,6 +85,8 @@ class SimCluster:
     ) -> None:
         if nodes < 1:
             raise ConfigError(f"nodes must be at least 1, got {nodes!r}")
+        if not 0 <= drift < 1:  # a clock that stands still or runs back is none
+            raise ConfigError(f"drift must be from 0 to less than 1, got {drift!r}")
         self._environ = variables_of(settings or {}, "in SimCluster(settings=)")
         self.num_nodes = nodes
         self._faults = faults

@@ -621,5 +621,9 @@ def test_bad_arguments_say_which() -> None:
         SimCluster(seed="7")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="nodes must be at least 1, got 0"):
         SimCluster(nodes=0)
-    with pytest.raises(ConfigError, match=r"Faults\(kills=-1\)"):
-        Faults(kills=-1)
+    for rate in (-1, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match=rf"Faults\(kills={rate}\)"):
+            Faults(kills=rate)
+    for drift in (-0.1, 1.0, float("nan")):
+        with pytest.raises(ConfigError, match=f"drift must be from 0 to less than 1, got {drift}"):
+            SimCluster(drift=drift)
