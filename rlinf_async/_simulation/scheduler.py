@@ -170,7 +170,7 @@ class Scheduler:
         return self.threads.get(threading.get_ident())
 
     def actor_of(self, thread: threading.Thread) -> ThreadActor | None:
-        """Return the actor of a thread of the current process, also after the thread has ended."""
+        # An ended thread has an actor, too, because it may be joined later.
         actors = [] if self.current is None else self.current.actors
         return next((each for each in actors if isinstance(each, ThreadActor) and each.is_run_by(thread)), None)
 

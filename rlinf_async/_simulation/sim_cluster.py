@@ -258,7 +258,7 @@ class SimCluster:
                     actor.end()
 
     def _end_early(self, driver: SimProcess) -> None:
-        """Close what daemons, workers and the driver have open, if an error has ended the simulation before them."""
+        # An error may have ended the simulation before its processes, whose sockets, pipes and threads are real.
         # tests/simulation/test_sim_cluster.py::test_nothing_is_left_of_a_simulation
         for node in self.nodes:
             node.kill()
