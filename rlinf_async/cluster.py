@@ -697,7 +697,7 @@ class Cluster:
 
     def _start_closing(self) -> Work[None]:
         closing = self._closing
-        if closing is None or self._was_interrupted(closing):  # else another thread may hold the lock until the loop ends
+        if closing is None or self._was_interrupted(closing):  # else another thread may hold the lock until its end
             with self._lock:
                 closing = self._closing
                 if closing is None or self._was_interrupted(closing):

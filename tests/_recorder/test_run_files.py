@@ -39,7 +39,7 @@ def test_a_run_s_files_are_listed_and_nothing_else_of_a_directory_of_the_users_c
 
 
 def test_a_file_or_folder_that_has_gone_stale_hides_no_other(files: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stale(*, follow_symlinks: bool) -> bool:
+    def stale(**_: bool) -> bool:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     def entries(directory: Path) -> list[Any]:
