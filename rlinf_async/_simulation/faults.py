@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from math import inf
 from typing import Final, Protocol
 
 from rlinf_async._simulation.scheduler import Scheduler
@@ -42,7 +43,7 @@ class Faults:
         groups: names of the groups whose ranks may fail; None for all.
 
     Raises:
-        ConfigError: a number is negative.
+        ConfigError: a number is negative, infinite or NaN.
     """
 
     kills: float = 0.0
@@ -55,8 +56,8 @@ class Faults:
 
     def __post_init__(self) -> None:
         for name in ("kills", "stops", "cuts", "breaks", "stop_s", "cut_s"):
-            if (value := getattr(self, name)) < 0:
-                raise ConfigError(f"Faults({name}={value!r}): it cannot be negative")
+            if not 0 <= (value := getattr(self, name)) < inf:
+                raise ConfigError(f"Faults({name}={value!r}): it must be a number, and not negative")
 
     def begin(self, sim: FaultTarget) -> None:
         acts: tuple[tuple[float, Callable[[FaultTarget], None]], ...] = (

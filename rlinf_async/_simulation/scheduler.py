@@ -170,9 +170,9 @@ class Scheduler:
         return self.threads.get(threading.get_ident())
 
     def actor_of(self, thread: threading.Thread) -> ThreadActor | None:
-        return next((actor for actor in self.threads.values() if actor.is_run_by(thread)), None) or next(
-            (actor for actor in self._actors if isinstance(actor, ThreadActor) and actor.is_run_by(thread)), None
-        )
+        # An ended thread has an actor, too, because it may be joined later.
+        actors = [] if self.current is None else self.current.actors
+        return next((each for each in actors if isinstance(each, ThreadActor) and each.is_run_by(thread)), None)
 
     def add(self, actor: Actor) -> None:
         self._actors[actor] = None

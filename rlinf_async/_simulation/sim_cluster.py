@@ -27,6 +27,7 @@ from typing import Any, Final, TypeVar
 import numpy
 import torch
 
+from rlinf_async._client import client
 from rlinf_async._core import clock
 from rlinf_async._core.own_logger import NAMES, own_logger
 from rlinf_async._core.pool import pool
@@ -41,7 +42,7 @@ from rlinf_async._simulation.sim_process import SimProcess
 from rlinf_async._simulation.sim_worker import SimWorkerProcess
 from rlinf_async._simulation.stand_ins import installed, run_job
 from rlinf_async._wire.node_config import NodeConfig
-from rlinf_async.errors import ConfigError
+from rlinf_async.errors import ClosedError, ConfigError
 from rlinf_async.settings import variables_of
 
 T = TypeVar("T")
@@ -63,7 +64,7 @@ class SimCluster:
             the test's own environment have no effect.
 
     Raises:
-        ConfigError: ``nodes`` is below 1, a setting is unknown, or its value is out of bounds.
+        ConfigError: ``nodes`` or ``drift`` is out of bounds, a setting is unknown, or its value is out of bounds.
 
     Example:
         async def main() -> int:
@@ -84,6 +85,8 @@ class SimCluster:
     ) -> None:
         if nodes < 1:
             raise ConfigError(f"nodes must be at least 1, got {nodes!r}")
+        if not 0 <= drift < 1:  # a clock that stands still or runs back is none
+            raise ConfigError(f"drift must be from 0 to less than 1, got {drift!r}")
         self._environ = variables_of(settings or {}, "in SimCluster(settings=)")
         self.num_nodes = nodes
         self._faults = faults
@@ -245,12 +248,24 @@ class SimCluster:
         processes += [worker.process for node in self.nodes for worker in node.workers if worker.pid]
         if self._driver is not None:
             processes.append(self._driver)
+            if self.scheduler.running is None:  # otherwise, a turn has not ended, and its thread may hold locks
+                self._end_early(self._driver)
         for process in processes:
             if not process.has_ended:
                 process.end()
             for actor in process.actors:
                 if hasattr(actor, "end"):
                     actor.end()
+
+    def _end_early(self, driver: SimProcess) -> None:
+        # An error may have ended the simulation before its processes, whose sockets, pipes and threads are real.
+        # tests/simulation/test_sim_cluster.py::test_nothing_is_left_of_a_simulation
+        for node in self.nodes:
+            node.kill()
+        with driver.entered():
+            for each in client._all_clients():
+                if each.closed is None:
+                    each.end_without_loop(ClosedError("the simulation has ended"))
 
     # -- faults -------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -131,5 +132,8 @@ class SimNode:
         for worker in self.workers:
             worker.kill()
         endpoints = self.node._router.endpoints.values()
+        for endpoint in endpoints:
+            if endpoint.pidfd >= 0:
+                os.close(endpoint.pidfd)
         self.process.end([endpoint.connection for endpoint in endpoints if endpoint.connection is not None])
         self._fabric.end_node(self.number)

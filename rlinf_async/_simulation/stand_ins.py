@@ -16,6 +16,7 @@ import functools
 import os
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -124,14 +125,18 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         process.actors.append(ThreadActor(scheduler, process, f"{process.name} {thread.name}", thread.run, thread))
 
     def join(thread: threading.Thread, timeout: float | None = None) -> None:
-        actor, other = scheduler.current_actor(), scheduler.actor_of(thread)
-        if actor is None or other is None:
+        actor, other = scheduler.current_actor(), actor_of(thread)
+        if other is None or (actor is None and not other.has_ended):
             _REAL.join(thread, timeout)
-        else:
+        elif actor is not None:
             actor.park(WaitUntil(lambda: other.has_ended, timeout))
 
     def is_alive(thread: threading.Thread) -> bool:
-        return (scheduler.in_simulation() and scheduler.actor_of(thread) is not None) or _REAL.is_alive(thread)
+        actor = actor_of(thread)
+        return _REAL.is_alive(thread) if actor is None else not actor.has_ended
+
+    def actor_of(thread: threading.Thread) -> ThreadActor | None:
+        return scheduler.actor_of(thread) if scheduler.in_simulation() else None
 
     def wait(condition: threading.Condition, timeout: float | None = None) -> bool:
         """Park until the condition is notified; events, semaphores, queues and futures also wait through conditions."""
@@ -164,7 +169,9 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         return future
 
     def shutdown(executor: ThreadPoolExecutor, wait: bool = True, **options: Any) -> None:
-        actor, jobs = scheduler.current_actor(), executor.__dict__.get("_simulated_jobs")
+        actor, jobs = scheduler.current_actor(), executor.__dict__.get("_simulated_jobs", ())
+        for job in list(jobs)[1:] if options.get("cancel_futures") else ():
+            job.args[0].cancel()
         if jobs and wait and actor is not None:
             actor.park(WaitUntil(lambda: not jobs, None))
         _REAL.shutdown(executor, wait, **options)
@@ -254,6 +261,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         (os, "_exit", exit_process),
         (os, "putenv", put_variable),
         (os, "unsetenv", remove_variable),
+        (time, "sleep", refuse_ended_processes(sleep)),
         (threading.Thread, "start", refuse_ended_processes(start)),
         (threading.Thread, "join", refuse_ended_processes(join)),
         (threading.Thread, "is_alive", is_alive),

@@ -111,6 +111,15 @@ def test_a_driver_without_a_loop_and_methods_that_block_take_virtual_time() -> N
     assert time.monotonic() - began < 60
 
 
+def test_a_sleep_of_the_standard_library_takes_virtual_time() -> None:
+    def main() -> float:
+        began = monotonic()
+        time.sleep(2.0)
+        return monotonic() - began
+
+    assert SimCluster().run(main) == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_a_launch_that_is_refused_a_name_leaves_the_group_that_has_it(is_cancelled: bool) -> None:
     class Nesting(Worker):
@@ -548,7 +557,14 @@ def work_at_closed_things() -> list[object]:
     found.append(waiting.is_alive())
     ending.set()
     waiting.join()
-    return [*found, waiting.is_alive()]
+    waiting.join()
+    found.append(waiting.is_alive())
+    ending.clear()
+    executor = ThreadPoolExecutor(1)
+    running, queued = executor.submit(ending.wait), executor.submit(int)
+    executor.shutdown(wait=False, cancel_futures=True)
+    ending.set()
+    return [*found, running.result(), queued.cancelled()]
 
 
 def test_closed_loops_executors_and_threads_are_as_in_a_real_process() -> None:
@@ -569,10 +585,20 @@ def test_nothing_is_left_of_a_simulation() -> None:
         async with Cluster(log_to_driver=False) as cluster:
             await launch(cluster, [0, 1]).double(1)
 
+    async def wait_for_ever() -> None:
+        cluster = await Cluster(log_to_driver=False)
+        await launch(cluster, [0, 1]).double(1)
+        await asyncio.get_running_loop().create_future()
+
     SimCluster(nodes=2, seed=1).run(main)  # what is made once for good
     descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     for seed in range(5):
         SimCluster(nodes=2, seed=seed).run(main)
+        with pytest.raises(SimulationError, match="nothing can run any more"):
+            SimCluster(nodes=2, seed=seed).run(wait_for_ever)
+    for thread in threading.enumerate():
+        if thread.name == "rlinf-blocked-loop":
+            thread.join(1)
     assert threading.active_count() == threads
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
@@ -595,5 +621,9 @@ def test_bad_arguments_say_which() -> None:
         SimCluster(seed="7")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="nodes must be at least 1, got 0"):
         SimCluster(nodes=0)
-    with pytest.raises(ConfigError, match=r"Faults\(kills=-1\)"):
-        Faults(kills=-1)
+    for rate in (-1, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match=rf"Faults\(kills={rate}\)"):
+            Faults(kills=rate)
+    for drift in (-0.1, 1.0, float("nan")):
+        with pytest.raises(ConfigError, match=f"drift must be from 0 to less than 1, got {drift}"):
+            SimCluster(drift=drift)

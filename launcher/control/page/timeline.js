@@ -120,7 +120,7 @@ class Timelines {
   onUp(event) {
     const pointer = this.pointers.get(event.pointerId);
     this.pointers.delete(event.pointerId);
-    if (pointer && event.type === "pointerup" && Math.abs(pointer.from - event.offsetX) < 4) this.select(this.hit(event), false, event);
+    if (pointer && Math.abs(pointer.from - event.offsetX) < 4) this.select(this.hit(event), false, event);
   }
 
   /** Returns the span under the pointer; the nearest, if several share a pixel. */

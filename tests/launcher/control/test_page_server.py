@@ -177,20 +177,27 @@ async def test_a_client_that_reads_nothing_is_closed(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_slow_client_has_its_time_for_each_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_server, "_TIMEOUT_S", 0.4)
+    loop = asyncio.get_running_loop()
+    began, now = loop.time(), [loop.time()]
+    monkeypatch.setattr(loop, "time", lambda: now[0])
     taken: list[bytes] = []
 
-    class SlowClient:  # takes the page in twice the time of one piece
+    class SlowClient:
+        transport: Any = None
+
         def write(self, data: bytes) -> None:
             taken.append(data)
 
         async def drain(self) -> None:
-            await asyncio.sleep(0.8 * len(taken[-1]) / len(page))
+            now[0] += 10 * page_server._TIMEOUT_S * len(taken[-1]) / len(page)
+            for _ in range(3):
+                await asyncio.sleep(0)  # a timeout that is due cancels here
 
     page, client = bytes(1 << 20), SlowClient()
     writer: Any = client
     await page_server._send(writer, page)
     assert b"".join(taken) == page
+    assert now[0] - began == pytest.approx(10 * page_server._TIMEOUT_S)
 
 
 async def test_too_many_clients_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
