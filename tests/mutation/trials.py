@@ -130,6 +130,7 @@ class Copy:
         self.temporary.mkdir()
         mark = uuid.uuid4().hex
         environment = {**os.environ, leaks.SESSION_MARK: mark, "TMPDIR": str(self.temporary)}
+        environment["RLINF_SIMULATED_SEEDS"] = str(SEEDS)  # more would take a third of the time of all tests
         for name in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV"):
             environment.pop(name, None)
         # A file, not a pipe: processes that outlive pytest would hold it open.
