@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from rlinf_async import Channel, Cluster, DeadlineExceeded, SerializationError, WeightedItem, Work
+from tests._support.until import until
 
 pytestmark = pytest.mark.shared_cluster
 
@@ -149,7 +150,8 @@ def test_a_fast_producer_is_held_to_max_bytes(cluster: Cluster, users: Any) -> N
             channel.get()
         warming.wait()
         before = held_by(daemon)
-        works = [users[rank].produce(channel, 60, 1 << 20, 20) for rank in range(3)]
+        works = [users[rank].produce(channel, 60, 1 << 20, 60) for rank in range(3)]
+        until(lambda: channel.qsize() >= 40)
         most, seen = 0, []
         for _ in range(180):
             number, tensor = channel.get()
@@ -159,7 +161,7 @@ def test_a_fast_producer_is_held_to_max_bytes(cluster: Cluster, users: Any) -> N
         for work in works:
             work.wait()
         assert sorted(seen) == sorted(list(range(60)) * 3)
-    assert most - before <= 1.2 * limit
+    assert most - before <= 1.5 * limit  # all items are 3.75 times the limit
 
 
 def held_by(process: psutil.Process) -> int:
