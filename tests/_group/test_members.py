@@ -36,6 +36,15 @@ def test_calls_after_a_restart_go_to_the_process_that_is_there_now(members: Memb
     assert callee.route_to(callee.targets) == frames.route_to([10, again])
 
 
+def test_a_call_that_waits_for_the_launch_is_at_what_the_launch_is_at(members: Members) -> None:
+    members.endpoints = None
+    callee = members.callee([0, 1])
+    assert callee.peer_activity([0]) is None
+    activity: Any = object()
+    members.launching = SimpleNamespace(_peer_activity=lambda: activity)  # type: ignore[assignment]
+    assert callee.peer_activity([0]) is activity
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_a_call_of_no_stream_has_no_credit_so_that_its_answers_may_leave_together(members: Members, same: bool) -> None:
     sent: list[dict[str, Any]] = []

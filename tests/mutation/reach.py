@@ -8,9 +8,12 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tests.mutation.mutants import digest, modules
+
+_SHORT_S: Final = 0.2
+"""Tests of pure state, which see the most, take less."""
 
 
 class _Reached(NamedTuple):
@@ -52,7 +55,7 @@ class Reach:
         return cls(offsets, digests, [_Reached(*each) for each in tests])
 
     def tests(self, module: str, line: int, source: bytes, seconds: float) -> list[str]:
-        """Return tests that run a line: those of the module's own file, the shortest of each other file, the next ones.
+        """Return tests that run a line: those of the module's own file and short ones, then the shortest of each file.
 
         A line that runs at import, or in a module whose code has changed since, is reached by all tests that run any
         line of the module.
@@ -73,7 +76,7 @@ class Reach:
         for each in found:
             file = each.test.partition("::")[0]
             in_file[file] += 1
-            ranks[each.test] = 0 if own in file else in_file[file]
+            ranks[each.test] = 0 if own in file or each.seconds < _SHORT_S else in_file[file]
         found.sort(key=lambda each: ranks[each.test])
         chosen: list[str] = []
         for each in found:
