@@ -26,7 +26,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="modules whose path contains this")
     parser.add_argument(
-        "--limit", type=float, default=120.0, help="seconds for the tests of a mutant; half of it as recorded"
+        "--limit", type=float, default=120.0, help="seconds for the tests of a mutant; a third of it as recorded"
     )
     parser.add_argument("--jobs", type=int, default=1, help="copies of the checkout that run side by side")
     parser.add_argument("--simulated-seeds", type=int, default=SEEDS, help="seeds of tests.simulation; 0 for none")

@@ -195,7 +195,7 @@ def judge(copy: Copy, reach: Reach, mutant: Mutant, limit_s: float, seeds: int =
     """Run the tests that run the line, then the seeds, until one fails; a hang is a kill."""
     began = time.monotonic()
     source = (copy.folder / mutant.module).read_bytes()
-    tests = reach.tests(mutant.module, mutant.line, source, limit_s / 2)
+    tests = reach.tests(mutant.module, mutant.line, source, limit_s / 3)
     with copy.mutated(mutant):
         ran = copy.run([*_PYTEST, *tests], limit_s) if tests else _Run(0, "")
     by, is_decided = _killed_by_tests(copy, ran, tests, limit_s)
@@ -207,7 +207,7 @@ def judge(copy: Copy, reach: Reach, mutant: Mutant, limit_s: float, seeds: int =
 
 def _killed_by_tests(copy: Copy, ran: _Run, tests: Sequence[str], limit_s: float) -> tuple[str, bool]:
     if ran.status is None:
-        is_decided = copy.is_sound(limit_s / 2, *tests)
+        is_decided = copy.is_sound(limit_s * 2 / 3, *tests)
         return f"limit of {limit_s:g} s" if is_decided else "", is_decided
     if ran.status in (0, _NO_TESTS):
         return "", True
