@@ -22,6 +22,10 @@ class _Reached(NamedTuple):
     marks: bytes
     """``LineMarks.read()``, compressed."""
 
+    @property
+    def file(self) -> str:
+        return self.test.partition("::")[0]
+
 
 class Reach:
     """What ``reach_plugin`` recorded of a checkout.
@@ -71,16 +75,19 @@ class Reach:
         if not found:
             found = [each for each in self._tests if any(zlib.decompress(each.marks)[start:end])]
         found.sort(key=lambda each: each.seconds)
+        setups: dict[str, float] = {}
+        for each in self._tests:  # the first test of a file sets up for the others
+            setups.setdefault(each.file, each.seconds)
         own, in_file = f"test_{PurePosixPath(module).stem}", Counter[str]()
         ranks: dict[str, int] = {}
         for each in found:
-            file = each.test.partition("::")[0]
-            in_file[file] += 1
-            ranks[each.test] = 0 if own in file or each.seconds < _SHORT_S else in_file[file]
+            in_file[each.file] += 1
+            is_short = max(each.seconds, setups[each.file]) < _SHORT_S
+            ranks[each.test] = 0 if own in each.file or is_short else in_file[each.file]
         found.sort(key=lambda each: ranks[each.test])
         chosen: list[str] = []
         for each in found:
-            seconds -= each.seconds
+            seconds -= each.seconds + setups.pop(each.file, 0.0)
             if seconds < 0 and chosen:
                 break
             chosen.append(each.test)
