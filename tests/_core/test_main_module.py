@@ -105,7 +105,7 @@ import sys
 from rlinf_async._core import codec, main_module
 main_module.renew(None)
 functions = [codec.decode(body) for body in eval(sys.stdin.read())]
-print([function() for function in functions], [function is functions[0] for function in functions])
+print([function() for function in functions], len(set(functions)))
 """
 
 SENDER = """
@@ -113,11 +113,13 @@ import logging, subprocess, sys
 from logging import _lock as imported_lock
 from rlinf_async._core import codec
 
-RATE = 1
+RATE, LIMITS = 1, [1]
 class Config: number = 1
 def inner(): return RATE
 def function(): return inner() + Config.number
 def is_imported(): return imported_lock is logging._lock
+def limit(): return LIMITS[0]
+def uses_a_list(): return limit()
 
 bodies = [codec.encode(function).to_bytes(), codec.encode(function).to_bytes()]
 RATE = 2
@@ -126,6 +128,9 @@ def inner(): return RATE * 10
 bodies.append(codec.encode(function).to_bytes())
 class Config: number = 100
 bodies += [codec.encode(function).to_bytes(), codec.encode(is_imported).to_bytes()]
+bodies.append(codec.encode(uses_a_list).to_bytes())
+LIMITS = [7]
+bodies.append(codec.encode(uses_a_list).to_bytes())
 subprocess.run([sys.executable, "-c", sys.argv[1]], input=repr(bodies), text=True, check=True)
 """
 
@@ -136,7 +141,7 @@ def test_a_function_is_the_one_that_has_arrived_unless_something_that_it_refers_
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     command = [sys.executable, str(path), RECEIVER]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "[2, 2, 3, 21, 120, True] [True, True, False, False, False, False]\n"
+    assert done.stdout == "[2, 2, 3, 21, 120, True, 1, 7] 7\n"
 
 
 def test_a_child_does_not_wait_for_a_thread_that_its_parent_alone_has() -> None:

@@ -560,3 +560,12 @@ def test_what_only_looks_the_same_has_changed_meanwhile() -> None:
         others = [each for each in after.processes if each.endpoint != 2]
         changed_process = dataclasses.replace(process, activities=[changed])
         assert not judge(dataclasses.replace(after, processes=[*others, changed_process]), before).is_stuck
+
+
+def test_of_many_tasks_that_are_awaited_eight_are_named() -> None:
+    run = MadeRun(actor=1)
+    tasks = [f"task {number}" for number in range(10)]
+    run.does(DRIVER, WAITING, awaits=tasks, task="task main")
+    for task in tasks:
+        run.does(DRIVER, WAITING, awaits=["task main"], task=task)
+    assert any("the end of task 0, task 1" in line and "task 7 and 2 more" in line for line in run.verdict().lines)
