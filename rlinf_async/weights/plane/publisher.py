@@ -289,10 +289,8 @@ class Publisher:
             far = self._receivers.publish(number, names, self._store, writer, called)
             recording.version(self.model_id, "published", number)
             if (far or self._receivers.has_begun(number)) and writer is not None and self._store is not None:
-                near = packed if len(far) < len(names) else 0
-                self.worker_thread.start(
-                    self._bring, handle, far, self._store, writer, near, nbytes=writer.leaves.nbytes
-                )
+                bring = self._receivers.bring
+                self.worker_thread.start(bring, number, far, self._store, writer, nbytes=writer.leaves.nbytes)
             self._leave_behind()
             if verifying is not None:
                 self.worker_thread.start(verifying.hash, number, list(self._handles), nbytes=None)
@@ -443,10 +441,6 @@ class Publisher:
                 f"the weights of '{self.model_id}' are sharded and gathered on rank 0, and another rank's publisher "
                 f"has receivers {', '.join(map(repr, self.worker_ids))}: add them on rank 0"
             )
-
-    def _bring(self, handle: SyncHandle, far: list[ReceiverState], store: Store, writer: SlotWriter, near: int) -> None:
-        handle.nbytes = max(near, writer.leaves.nbytes)
-        self._receivers.bring(handle.version, far, store, writer)
 
     def _fill(self) -> None:
         """Copy the latest version from its GPU into its slot, for a receiver that needs it there."""
