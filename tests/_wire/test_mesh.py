@@ -98,9 +98,13 @@ async def test_no_failure_hides_another() -> None:
         "good": GOOD,
         "unlike": "line(); say(event='failed', error='protocol 2, the launcher speaks 1'); line()",
     }
+    seen: list[tuple[int, str]] = []
     async with nodes(**failing) as (lifelines, configs):
         with pytest.raises(LaunchError) as caught:
-            await start_nodes(lifelines, configs, timeout=10)
+            await start_nodes(
+                lifelines, configs, timeout=10, progress=lambda node, state, told: seen.append((node, state))
+            )
+    assert sorted(seen) == [(0, "failed"), (1, "up"), (2, "failed")]
     text = str(caught.value)
     assert text.startswith("2 of 3 nodes could not be started:\n  dead    its process ended with exit code 3\n")
     assert "          stderr | disk on fire" in text

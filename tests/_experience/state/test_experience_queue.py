@@ -248,6 +248,16 @@ def test_a_closed_experience_gives_what_is_left_and_then_ends() -> None:
     assert hand.queue.finished
 
 
+def test_a_put_that_a_close_has_failed_is_not_let_in_later() -> None:
+    hand = Hand(maxsize=1)
+    hand.put("a")
+    assert hand.put("b") == []  # waits for room
+    assert [words.partition(":")[0] for words in told(hand.queue.close())] == ["ClosedError"]
+    assert hand.take() == ["got a"]
+    hand.settle(1, 1)
+    assert [words.partition(":")[0] for words in hand.take(who=Q)] == ["EndOfChannel"]
+
+
 def test_a_put_that_is_given_up_while_it_is_written_leaves_nothing() -> None:
     hand = Hand(group=2, is_durable=True)
     hand.put("a")

@@ -93,6 +93,19 @@ def test_who_has_just_looked_has_what_comes_before_it_looks_again(ends: Ends, mo
     assert ends.heard == [(1, threading.get_ident())]
 
 
+def test_a_loop_that_has_not_run_what_came_before_leaves_the_next_to_the_other_thread(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last_for(monkeypatch, 10)
+    ends.reader.read_for(0)
+    ends.say(1)
+    assert not ends.news.wait(0.05)
+    monkeypatch.setattr(ReadArbiter, "may_read", False)
+    ends.connection._readable_elsewhere(in_loop=True)
+    assert ends.news.wait(5)
+    assert [number for number, thread in ends.heard if thread != threading.get_ident()] == [1]
+
+
 def test_who_looks_no_more_has_the_other_thread_read(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     last_for(monkeypatch, 0.05)
     ends.reader.read_for(0)
