@@ -172,6 +172,12 @@ def test_a_group_has_its_name_from_when_it_is_reserved_until_its_owner_releases_
     assert groups.reserve("x", 3)
 
 
+def test_any_rank_of_a_group_that_is_being_launched_is_waited_for() -> None:
+    groups = GroupNames()
+    groups.reserve("x", 1)
+    assert [groups.find((process, 1), "x", process) for process in range(3)] == [PENDING] * 3
+
+
 def test_a_rank_of_a_group_whose_ranks_do_not_come_back_is_not_waited_for() -> None:
     groups = GroupNames()
     made(groups, roster=[rank(10, supervised=False)])
