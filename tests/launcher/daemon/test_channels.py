@@ -7,18 +7,21 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from rlinf_async._channels.state import put_window
+from rlinf_async._channels.state.channel_keys import key_of
 from rlinf_async._channels.state.put_window import ITEM_OVERHEAD_BYTES
 from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import FrameError
 from rlinf_async._core.segment import write_segment
 from rlinf_async._inspection.state.run_report import QueueReport
 from rlinf_launcher.daemon import channel_replies, routed_frames
+from rlinf_launcher.daemon.channel_replies import HostedChannel
 from rlinf_launcher.daemon.channels import Channels
 from rlinf_launcher.daemon.endpoint import Endpoint
 from rlinf_launcher.daemon.handlers import Requester
@@ -672,3 +675,11 @@ async def test_what_only_daemons_say_does_not_come_from_a_process(
     wild.say([frames.GIVE, 0, 0, process.id, NUMBER, 1, False, 0, False, b"x"])
     assert process.sent == []
     assert "is not its to send" in caplog.text
+
+
+def test_a_get_that_waits_hears_of_the_keys_that_have_items() -> None:
+    sizes = {b"sfull": 2, b"sused up": 0, b"swanted": 0}
+    queue: Any = SimpleNamespace(size=sizes.__getitem__, waiting=lambda key: (0, 1), used=list(sizes), clients={1: None})
+    text = HostedChannel(1, "x", 1, queue, is_bounded=False).describe(b"swanted")
+    assert text.startswith("0 items under this key, 0 puts and 1 get wait; ")
+    assert text.partition("there are items under ")[2] == repr(key_of(b"sfull"))

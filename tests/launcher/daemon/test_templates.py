@@ -80,6 +80,10 @@ async def test_of_many_environments_the_templates_longest_unused_end_unawaited(m
                 pass
             # A blocking wait for the process would stop the daemon's loop.
             assert [(each.has_ended, each.is_closed) for each in made] == [(False,) * 2, (True, False), (False,) * 2]
+        last: Any = kept.get({"OMP_NUM_THREADS": "3"})
+        async with kept.preloaded(last, request, lambda _: None):
+            pass  # the templates of the launches before are used no more
+        assert [each.has_ended for each in (*made, last)] == [True, True, False, False]
 
 
 @pytest.fixture
