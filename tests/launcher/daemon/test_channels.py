@@ -679,7 +679,9 @@ async def test_what_only_daemons_say_does_not_come_from_a_process(
 
 def test_a_get_that_waits_hears_of_the_keys_that_have_items() -> None:
     sizes = {b"sfull": 2, b"sused up": 0, b"swanted": 0}
-    queue: Any = SimpleNamespace(size=sizes.__getitem__, waiting=lambda key: (0, 1), used=list(sizes), clients={1: None})
+    queue: Any = SimpleNamespace(
+        size=sizes.__getitem__, waiting=lambda key: (0, 1), used=list(sizes), clients={1: None}
+    )
     text = HostedChannel(1, "x", 1, queue, is_bounded=False).describe(b"swanted")
     assert text.startswith("0 items under this key, 0 puts and 1 get wait; ")
     assert text.partition("there are items under ")[2] == repr(key_of(b"sfull"))
