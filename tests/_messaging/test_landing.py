@@ -295,3 +295,10 @@ def test_a_host_for_which_no_thread_can_start_serves_all_the_same(carrier: Carri
     carrier.bring(0)
     host.on_message(WHOLE, 1)
     assert carrier.said == [[ROOM, 1, 7], [LANDED, 1, None, [1, b"\1\1\1\1"], 7]]
+
+
+def test_a_close_gives_back_the_memory_of_what_has_come_and_was_not_published(carrier: Carrier, host: Landing) -> None:
+    for number in range(3):
+        carrier.bring(number)
+    host.close(ClosedError("over"))
+    assert host.rooms[0].is_abandoned

@@ -138,3 +138,10 @@ def test_without_namespaces_a_kernel_log_decides_nothing(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Path, "readlink", missing)
     assert oom._is_in_kernel_log(77, 1.0) is None
+
+
+def test_a_kernel_log_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "kmsg"
+    log.write_bytes(bytes(range(256)) * 100)
+    monkeypatch.setattr(oom, "KERNEL_LOG", str(log))
+    assert oom._read_kernel_log() == log.read_bytes()
