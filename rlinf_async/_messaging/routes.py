@@ -170,13 +170,19 @@ class Routes:
             if route.decoupled:
                 self._receive_decoupled(work, route, merge, world_size)
             else:
-                self._receive_planned(work, route, merge, size_fn if must_fit else _of_any_size, world_size)
+                self._receive_planned(work, route, merge, size_fn, must_fit, world_size)
 
         self._begin(route.group, work, start)
         return work
 
     def _receive_planned(
-        self, work: AsyncRouteWork, route: Route, merge: MergeFn, size_fn: SizeFn | None, world_size: int
+        self,
+        work: AsyncRouteWork,
+        route: Route,
+        merge: MergeFn,
+        size_fn: SizeFn | None,
+        must_fit: bool,
+        world_size: int,
     ) -> None:
         worker = self._worker
         plan = build_recv_plan(
@@ -194,7 +200,7 @@ class Routes:
             if all(part is None for part in parts):
                 return None
             for entry, part in zip(plan.entries, parts, strict=True):
-                if entry.batch_size and size_fn is not _of_any_size:
+                if entry.batch_size and must_fit:
                     what = f"what rank {entry.peer_rank} of '{route.group}' has sent"
                     validate_batch_size(part, entry.batch_size, size_fn, what=what)
             return merge(parts)
@@ -312,7 +318,3 @@ def _router(worker: LocalWorker) -> dict[str | None, Any]:
 
 def _place(route: Route) -> tuple[str, str | None, Any]:
     return route.group, route.tag, repr(route.route_key)
-
-
-def _of_any_size(data: Any) -> int:
-    return 0

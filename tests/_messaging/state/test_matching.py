@@ -59,6 +59,8 @@ def test_it_is_known_who_wants_a_message_that_is_on_its_way() -> None:
     assert line.wanted_by(1) is second
     line.content(1, 0, "one")
     assert line.wanted_by(1) is None
+    line.data(2, OBJECT, None, 10)
+    assert line.content(2, 0, "two") == []  # it waits for a receive
 
 
 def test_an_announced_message_is_asked_for_once_and_keeps_its_place() -> None:
