@@ -93,7 +93,7 @@ async def test_a_dtype_to_travel_in_is_cast_on_the_way_and_integers_are_not() ->
 
 
 async def test_a_version_whose_wait_is_given_up_is_forgotten() -> None:
-    async with pair(weights(1), weights(0)) as (publisher, subscriber):
+    async with pair(weights(1), weights(0)) as (publisher, (subscriber,)):
         await (await publisher.publish())
         async with subscriber.reading():  # the next version is not applied in this block
             handle = await publisher.publish()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -216,3 +217,15 @@ async def test_a_reader_in_a_thread_is_no_inner_one_once_the_outer_has_left(monk
         order.append("written")
     await asyncio.to_thread(child.join, 20)
     assert order == ["written", "read"]
+
+
+def test_a_task_that_began_in_a_block_keeps_no_memory_alive_after_it() -> None:
+    class Memory: ...
+
+    memory = Memory()
+    is_there = weakref.ref(memory)
+    with Reading(ReadingGate(lambda: 0), None, owner=memory):
+        context = contextvars.copy_context()
+    del memory
+    assert is_there() is None
+    assert len(context) > 0
