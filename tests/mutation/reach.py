@@ -61,24 +61,26 @@ class Reach:
     def tests(self, module: str, line: int, source: bytes, seconds: float) -> list[str]:
         """Return tests that run a line: those of the module's own file and short ones, then the shortest of each file.
 
-        A line that runs at import, or in a module whose code has changed since, is reached by all tests that run any
-        line of the module.
+        Tests of the module's own file need to run any of its lines only, because a line that runs at import is run by
+        tests with processes of their own. If the module's code has changed since, so it is with all tests.
 
         Args:
             seconds: limit on the sum of their durations.
         """
         start = self._offsets[module]
         end = start + source.count(b"\n") + 2
+        own = f"test_{PurePosixPath(module).stem}"
+        is_recorded = self._digests[module] == digest(source)
         found: list[_Reached] = []
-        if self._digests[module] == digest(source):
-            found = [each for each in self._tests if zlib.decompress(each.marks)[start + line]]
-        if not found:
-            found = [each for each in self._tests if any(zlib.decompress(each.marks)[start:end])]
+        for each in self._tests:
+            marks = zlib.decompress(each.marks)
+            if any(marks[start:end]) and (not is_recorded or marks[start + line] or own in each.file):
+                found.append(each)
         found.sort(key=lambda each: each.seconds)
         setups: dict[str, float] = {}
         for each in self._tests:  # the first test of a file sets up for the others
             setups.setdefault(each.file, each.seconds)
-        own, in_file = f"test_{PurePosixPath(module).stem}", Counter[str]()
+        in_file = Counter[str]()
         ranks: dict[str, int] = {}
         for each in found:
             in_file[each.file] += 1
