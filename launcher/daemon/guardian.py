@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import select
@@ -42,6 +43,8 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 _ORDERLY_END_S: Final = 4.0  # limit for the daemon's shutdown after the lifeline was cut
 
+_LACKS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
 _AGAIN_S: Final = 0.05  # seconds until a search that lacked descriptors is repeated
 
 _GRACE_S: Final = 0.5
@@ -61,8 +64,10 @@ def children() -> list[int]:
 def _children_of(task: Path) -> list[str]:
     try:
         return (task / "children").read_text().split()
-    except (FileNotFoundError, ProcessLookupError):  # the thread has ended; a lack of descriptors says nothing
-        return []
+    except OSError as error:
+        if error.errno in _LACKS:
+            raise
+        return []  # the thread has ended
 
 
 def is_tracker(pid: int) -> bool:
@@ -209,7 +214,9 @@ def sweep() -> dict[int, int]:
     while True:
         try:
             found = children()
-        except OSError:  # the machine has no file left, but nobody else ends these processes
+        except OSError as error:  # the machine has no file left, but nobody else ends these processes
+            if error.errno not in _LACKS:
+                raise
             time.sleep(_AGAIN_S)
             continue
         workers = [child for child in found if not is_tracker(child)]
